@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["nox>=2025.2.9"]
+# ///
+"""Sessions: each one's docstring says what it promises. The logic is in `qualify/`, tested by itself.
+
+All run in one environment, which the first session makes (docs/toolchain.md). `nox -l` lists them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from qualify import environment, locks  # noqa: E402
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["lint", "typecheck", "unit", "package", "audit"]
+nox.options.default_venv_backend = "none"
+nox.options.error_on_external_run = True
+
+
+class Cell:
+    """The shared environment as a session uses it."""
+
+    def __init__(self, session: nox.Session) -> None:
+        self._session = session
+        try:
+            self._environment = environment.ensure(checkout=ROOT)
+        except (environment.SetupError, environment.CommandError) as error:
+            session.error(str(error))
+
+    def python(self, *arguments: str) -> None:
+        """Run the environment's interpreter."""
+        self._run(str(self._environment.python), *arguments)
+
+    def tool(self, name: str, *arguments: str) -> None:
+        """Run a command of the environment."""
+        self._run(self._environment.tool(name), *arguments)
+
+    def _run(self, *command: str) -> None:
+        self._session.run(*command, env=self._environment.variables(), include_outer_env=False, external=True)
+
+
+@nox.session(default=False)
+def demo(session: nox.Session) -> None:
+    """Make small checkpoints, serve each natively and as attention + FFN, compare, print a table.
+
+    Needs no GPU and no download beyond the environment. Writes `demo-report.json`; exits non-zero when a
+    token or a logprob differs. Arguments after `--` go to `afd demo`.
+    """
+    Cell(session).python("-m", "afd_plugin.cli.app", "demo", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, format, layering and the project's own rules hold in every tracked file. `-- --fix` mends."""
+    cell = Cell(session)
+    fix = ["--fix"] if "--fix" in session.posargs else []
+    cell.tool("ruff", "check", *fix, ".")
+    cell.tool("ruff", "format", *([] if fix else ["--check"]), ".")
+    cell.tool("lint-imports", "--no-cache")
+    cell.python("-m", "qualify.lint", *fix)
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """`afd_plugin`, `qualify` and this file pass the strict type checker against the installed vLLM."""
+    Cell(session).python("-m", "mypy", *session.posargs)
+
+
+@nox.session
+def unit(session: nox.Session) -> None:
+    """The tests that start no engine pass; coverage of the toolchain is printed. Arguments go to pytest."""
+    options = session.posargs or ["tests/unit", "--cov=qualify", "--cov-report=term", "--durations=10"]
+    Cell(session).python("-m", "pytest", *options)
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """The wheel and the sdist build twice to the same bytes, hold exactly the tracked files and install.
+
+    In an environment without vLLM the package imports, `afd --version` and `afd --help` work and nothing
+    heavy is loaded; beside vLLM the plugin is discovered exactly once. The artifacts lie in `dist/`.
+    """
+    Cell(session).python("-m", "qualify.package", *session.posargs)
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Every use of vLLM is a registered seam and every seam's upstream source is unchanged."""
+    Cell(session).python("-m", "qualify.audit", *session.posargs)
+
+
+@nox.session(default=False)
+def e2e(session: nox.Session) -> None:
+    """Real vLLM engines on the CPU: parity with native serving, faults, refusals. Arguments go to pytest."""
+    Cell(session).python("-m", "pytest", *(session.posargs or ["tests/e2e", "--durations=20"]))
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure AFD against native vLLM side by side: `nox -s bench -- cpu` or `-- gpu`."""
+    Cell(session).python("-m", "qualify.bench", *session.posargs)
+
+
+@nox.session(default=False)
+def lock(session: nox.Session) -> None:
+    """Resolve the locks under `containers/` again (needs an index); `-- --upgrade` takes the newest."""
+    cells = environment.cells_directory()
+    cells.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        uv = environment.find_uv(cells)
+        locks.compile_all(uv, ROOT, Path(scratch), upgrade="--upgrade" in session.posargs)
