@@ -50,9 +50,21 @@ class ConfigRefused(Refused):
 
 
 class TopologyRefused(Refused):
-    """The combination of parallel sizes is not exact, so it is not run."""
+    """The combination of parallel sizes is not exact, so it is not run.
+
+    Args:
+        reason: Stable identifier of the rule that refused it, for tables and tests.
+        message: The sentence.
+    """
 
     name = "topology-refused"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[TopologyRefused], tuple[str, str]]:
+        return type(self), (self.reason, self.message)
 
 
 class UnsupportedFeature(Refused):
