@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a supervisor is asked to run and what became of it: frozen values only."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """One child to start.
+
+    Args:
+        name: Unique; the prefix of its log lines, for example ``attention-0``.
+        argv: Program and arguments; never a shell line.
+        env: The child's whole environment.
+        ready_phase: The phase (see :mod:`afd_plugin.report`) whose arrival makes the child ready.
+        stop_order: On a clean stop, children with a lower number are told first; the ones with the
+            highest number are expected to end by themselves once the others are gone (they are told
+            in-band) and get a signal only if they do not. Children of one number stop together.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    ready_phase: str = "serving"
+    stop_order: int = 0
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """Bounds on every wait of a supervisor, in seconds.
+
+    Attributes:
+        startup: From start to ready, all children.
+        failure: From a fault to its end: a stopped process is found and ended, and the others have had
+            the chance to answer their clients, within this bound.
+        drain: From a request to stop until the children have ended by themselves.
+        terminate: From SIGTERM to SIGKILL when something has already gone wrong.
+        probe: Between two looks at the children.
+    """
+
+    startup: float = 1800.0
+    failure: float = 10.0
+    drain: float = 90.0
+    terminate: float = 5.0
+    probe: float = 1.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One reason why the service cannot go on.
+
+    ``error`` is an error name (:mod:`afd_plugin.errors`) or what was observed (``child-died``,
+    ``child-stopped``); ``exit_code`` is what the launcher returns when this fault is the cause.
+    """
+
+    child: str
+    error: str
+    message: str
+    exit_code: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a supervised run ended.
+
+    Attributes:
+        exit_code: 0 for a clean end, else the cause's.
+        cause: The fault that began it, if any.
+        killed: Processes that had to be ended by SIGKILL.
+        asked_to_stop: Whether a signal asked for the end.
+    """
+
+    exit_code: int
+    cause: Fault | None = None
+    killed: tuple[str, ...] = ()
+    asked_to_stop: bool = False
+
+
+_REFUSED, _TIMEOUT, _PEER = 2, 4, 3
+
+
+def choose_cause(faults: tuple[Fault, ...]) -> Fault | None:
+    """The fault that best explains the end of a service.
+
+    Faults arrive in the order in which they were noticed, and one fault makes others: the peer of a
+    process that died reports a lost peer. A refusal explains everything after it; then a fault of a
+    process's own; then a rendezvous that timed out; a lost peer explains the least. Within a class, the
+    first one noticed wins, except that a fault with a sentence of its own beats a bare death of the same
+    child.
+    """
+    if not faults:
+        return None
+    rank = {_REFUSED: 0, _TIMEOUT: 2, _PEER: 3}
+    named = {fault.child for fault in faults if fault.error != "child-died"}
+
+    def weight(item: tuple[int, Fault]) -> tuple[int, int]:
+        index, fault = item
+        if fault.error == "child-died" and fault.child in named:
+            return 4, index
+        return rank.get(fault.exit_code, 1), index
+
+    return min(enumerate(faults), key=weight)[1]
+
+
+def describe_exit(name: str, returncode: int) -> str:
+    """A sentence for an exit status as :class:`subprocess.Popen` reports it."""
+    if returncode < 0:
+        try:
+            what = signal.Signals(-returncode).name
+        except ValueError:
+            what = f"signal {-returncode}"
+        return f"{name} was ended by {what}."
+    return f"{name} exited with code {returncode}."

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a supervisor promises about its children, shown with small Python children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from afd_plugin.supervisor.processes import members_of
+from afd_plugin.supervisor.sink import LogSink
+from afd_plugin.supervisor.spec import ChildSpec, Outcome, TimeLimits
+from afd_plugin.supervisor.supervisor import Details, Supervisor
+
+LIMITS = TimeLimits(startup=20.0, failure=2.0, drain=15.0, terminate=1.0, probe=0.2)
+
+PRELUDE = """
+import os, signal, subprocess, sys, threading, time
+from pathlib import Path
+from afd_plugin import report
+from afd_plugin.errors import ConfigRefused, PeerLost
+stop = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+"""
+SERVE = "report.phase('serving')\nstop.wait()\n"
+
+
+def child(name: str, body: str, order: int = 0) -> ChildSpec:
+    code = PRELUDE + textwrap.dedent(body)
+    return ChildSpec(name, (sys.executable, "-u", "-c", code), dict(os.environ), stop_order=order)
+
+
+class Run:
+    """One supervised run with its log, and what was ready."""
+
+    def __init__(self, tmp_path: Path, *specs: ChildSpec, limits: TimeLimits = LIMITS) -> None:
+        self.ready: list[Mapping[str, Details]] = []
+        self.path = tmp_path / "log"
+        with open(self.path, "wb") as outlet:
+            sink = LogSink(outlet.fileno())
+            self.supervisor = Supervisor(specs, limits, sink, self.on_ready)
+            self.outcome: Outcome = self.supervisor.run()
+            sink.close()
+        self.log = self.path.read_text()
+
+    def on_ready(self, details: Mapping[str, Details]) -> None:
+        self.ready.append(details)
+
+    def left(self) -> list[psutil.Process]:
+        return members_of(int(line.rsplit(" ", 1)[1]) for line in self.log.splitlines() if "started" in line)
+
+
+def test_a_clean_end_of_all_children_is_exit_code_0(tmp_path: Path) -> None:
+    run = Run(tmp_path, child("a", "print('hello')\nreport.phase('serving', port=7)"))
+    assert run.outcome == Outcome(0)
+    assert run.ready == [{"a": {"port": 7}}]
+    assert "[a] hello" in run.log
+
+
+def test_a_signal_stops_the_first_children_and_waits_for_the_last_to_end_in_band(tmp_path: Path) -> None:
+    flag = tmp_path / "told"
+    first = child("attention-0", f"{SERVE}Path({str(flag)!r}).write_text('x')")
+    last = child(
+        "ffn-0",
+        f"""
+        report.phase('serving')
+        while not Path({str(flag)!r}).exists():
+            assert not stop.is_set(), 'the FFN was signalled although it could be told in-band'
+            time.sleep(0.02)
+        """,
+        order=1,
+    )
+
+    class Stopping(Run):
+        def on_ready(self, details: Mapping[str, Details]) -> None:
+            super().on_ready(details)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run = Stopping(tmp_path, first, last)
+    assert run.outcome == Outcome(0, asked_to_stop=True)
+    assert "asking attention-0 to stop" in run.log
+    assert "asking ffn-0 to stop" not in run.log
+
+
+def test_a_signal_during_start_stops_everyone_at_once(tmp_path: Path) -> None:
+    killer = child("a", f"os.kill({os.getpid()}, signal.SIGINT)\nstop.wait()")
+    waiting = child("b", "stop.wait()", order=1)
+    run = Run(tmp_path, killer, waiting)
+    assert run.outcome == Outcome(0, asked_to_stop=True)
+    assert run.ready == []
+
+
+def test_a_failing_child_takes_the_others_along_and_is_named(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    run = Run(tmp_path, child("a", SERVE), child("b", "time.sleep(0.5)\nsys.exit(7)"))
+    assert run.outcome.exit_code == 1
+    assert run.outcome.cause is not None
+    assert run.outcome.cause.message == "b exited with code 7."
+    assert run.left() == []
+    assert time.monotonic() - begun < 10
+
+
+def test_a_failure_report_gives_the_sentence_and_the_exit_code(tmp_path: Path) -> None:
+    body = "report.failure(ConfigRefused('Unknown key afd.x; known keys are y.'))\nsys.exit(1)"
+    run = Run(tmp_path, child("a", SERVE), child("b", body))
+    assert run.outcome.exit_code == 2
+    assert run.outcome.cause is not None
+    assert run.outcome.cause.message == "Unknown key afd.x; known keys are y."
+
+
+def test_the_peer_that_notices_is_not_the_cause(tmp_path: Path) -> None:
+    victim = child("ffn-0", "report.phase('serving')\ntime.sleep(1)\nos.kill(os.getpid(), 9)", order=1)
+    peer = child(
+        "attention-0",
+        """
+        report.phase('serving')
+        time.sleep(1.2)
+        report.failure(PeerLost('FFN group 0 is gone.'))
+        sys.exit(3)
+        """,
+    )
+    run = Run(tmp_path, peer, victim)
+    assert run.outcome.cause is not None
+    assert run.outcome.cause.message == "ffn-0 was ended by SIGKILL."
+    assert run.outcome.exit_code == 1
+
+
+def test_a_stopped_grandchild_is_found_ended_and_named_within_the_bound(tmp_path: Path) -> None:
+    body = """
+    inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
+    report.phase('serving')
+    time.sleep(0.5)
+    os.kill(inner.pid, signal.SIGSTOP)
+    inner.wait()
+    print('noticed')
+    stop.wait()
+    """
+    begun = time.monotonic()
+    run = Run(tmp_path, child("a", body))
+    assert run.outcome.cause is not None
+    assert run.outcome.cause.error == "process-stopped"
+    assert "[a] noticed" in run.log
+    assert len(run.outcome.killed) == 1
+    assert time.monotonic() - begun < 10
+    assert run.left() == []
+
+
+def test_a_stubborn_child_is_killed_counted_and_makes_the_stop_unclean(tmp_path: Path) -> None:
+    body = f"""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    report.phase('serving')
+    os.kill({os.getpid()}, signal.SIGTERM)
+    time.sleep(60)
+    """
+    run = Run(tmp_path, child("a", body), limits=TimeLimits(20.0, 2.0, 1.0, 0.5, 0.2))
+    assert run.outcome.exit_code == 1
+    assert run.outcome.cause is not None
+    assert run.outcome.cause.error == "drain-timeout"
+    assert len(run.outcome.killed) == 1
+    assert run.left() == []
+
+
+def test_an_orphaned_grandchild_is_not_left_behind(tmp_path: Path) -> None:
+    body = """
+    code = 'import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)'
+    subprocess.Popen([sys.executable, '-c', code])
+    time.sleep(0.5)
+    """
+    run = Run(tmp_path, child("a", body))
+    assert run.left() == []
+    assert run.outcome.exit_code == 1
+    assert run.outcome.cause is not None
+    assert run.outcome.cause.error == "unclean-stop"
+
+
+def test_a_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
+    body = f"""
+    report.phase('serving')
+    os.kill({os.getpid()}, signal.SIGTERM)
+    stop.wait()
+    os.kill({os.getpid()}, signal.SIGTERM)
+    time.sleep(60)
+    """
+    begun = time.monotonic()
+    run = Run(tmp_path, child("a", body))
+    assert run.outcome.exit_code == 1
+    assert time.monotonic() - begun < 8
+    assert run.left() == []
+
+
+def test_a_service_that_never_becomes_ready_ends_by_the_startup_bound(tmp_path: Path) -> None:
+    run = Run(tmp_path, child("a", "stop.wait()"), limits=TimeLimits(1.0, 1.0, 5.0, 1.0, 0.2))
+    assert run.outcome.exit_code == 4
+    assert run.outcome.cause is not None
+    assert "a (starting)" in run.outcome.cause.message
+
+
+def test_a_flood_of_output_holds_nobody_up(tmp_path: Path) -> None:
+    run = Run(tmp_path, child("a", "for _ in range(200000): print('z' * 80)\nreport.phase('serving')"))
+    assert run.outcome == Outcome(0)
+
+
+LAUNCHER = """
+import os, sys
+from afd_plugin.supervisor.sink import LogSink
+from afd_plugin.supervisor.spec import ChildSpec, TimeLimits
+from afd_plugin.supervisor.supervisor import Supervisor
+code = '''
+import subprocess, sys, time
+from afd_plugin import report
+inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"], start_new_session=True)
+report.phase("serving", inner=inner.pid)
+time.sleep(120)
+'''
+spec = ChildSpec("a", (sys.executable, "-c", code), dict(os.environ))
+sink = LogSink(1)
+def ready(details):
+    sink.line("ready", str(details["a"]["inner"]))
+Supervisor([spec], TimeLimits(terminate=1.0), sink, ready).run()
+"""
+
+
+def test_killing_the_launcher_takes_all_its_processes_along(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    )
+    assert launcher.stdout is not None
+    pids = []
+    for line in launcher.stdout:
+        if b"started a as process" in line or b"[ready]" in line:
+            pids.append(int(line.split()[-1]))
+        if b"[ready]" in line:
+            break
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait(10)
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) and _alive(pid) for pid in pids) or list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline, f"left: {pids}, {list(tmp_path.iterdir())}"
+        time.sleep(0.1)
+    assert len(pids) == 2
+    launcher.communicate(timeout=10)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def test_children_need_unique_names(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unique names"):
+        Run(tmp_path, child("a", SERVE), child("a", SERVE))
