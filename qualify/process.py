@@ -63,17 +63,17 @@ def stream(
     words = [str(word) for word in command]
     interactive = sys.stderr.isatty()
     started = time.monotonic()
+    code: int | None = None
     with log.open("ab") as sink:
         out = None if interactive else sink
         with subprocess.Popen(words, env=env, stdout=out, stderr=out, pass_fds=tuple(keep_open)) as child:
             try:
-                while True:
+                while code is None:
                     left = timeout_s - (time.monotonic() - started)
                     if left <= 0:
                         raise CommandError(f"`{words[0]} ...` ran past its limit of {timeout_s:g} s")
                     try:
                         code = child.wait(timeout=min(HEARTBEAT_S, left))
-                        break
                     except subprocess.TimeoutExpired:
                         if not interactive:
                             print(f"  still at work ({time.monotonic() - started:.0f} s)", flush=True)
