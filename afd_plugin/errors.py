@@ -73,6 +73,12 @@ class UnsupportedFeature(Refused):
     name = "unsupported-feature"
 
 
+class ModelRefused(Refused):
+    """The model cannot be split: it has no MoE layer, or one that the seam does not reach."""
+
+    name = "model-refused"
+
+
 class PortInUse(Refused):
     """A listening address is already taken."""
 
@@ -189,3 +195,18 @@ class ControlClosed(AFDError):
     """The control plane was used after close() or before it was connected."""
 
     name = "control-closed"
+
+
+def by_name(name: str) -> type[AFDError] | None:
+    """The error class whose stable ``name`` this is, or ``None``; for errors that crossed a wire."""
+    return _all_errors().get(name)
+
+
+def _all_errors() -> dict[str, type[AFDError]]:
+    found: dict[str, type[AFDError]] = {}
+    open_classes: list[type[AFDError]] = [AFDError]
+    while open_classes:
+        kind = open_classes.pop()
+        found.setdefault(kind.name, kind)
+        open_classes.extend(kind.__subclasses__())
+    return found

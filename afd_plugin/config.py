@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user decides about AFD, as two frozen values.
+
+:class:`AFDConfig` is ``additional_config["afd"]``. vLLM hashes it into its compile-cache key, so it holds what shapes
+the computation: role, topology, placement, connector, microbatches. :class:`LinkSettings` holds where peers are and how
+long to wait; it travels by environment variables, which every child process inherits, and never enters that hash.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import TypeVar
+
+from afd_plugin.errors import ConfigRefused
+from afd_plugin.topology import Topology
+
+CONFIG_KEY = "afd"
+
+
+class Role(str, Enum):
+    """Which half of the model a process serves."""
+
+    ATTENTION = "attention"
+    FFN = "ffn"
+
+
+class GatePlacement(str, Enum):
+    """Where router logits are computed. On attention they travel with the hidden states in one message."""
+
+    FFN = "ffn"
+    ATTENTION = "attention"
+
+
+class DensePlacement(str, Enum):
+    """Where the MLP of a decoder layer without experts runs."""
+
+    ATTENTION = "attention"
+    FFN = "ffn"
+
+
+CONNECTORS = ("GlooAFDConnector", "CudaIpcAFDConnector", "P2pNcclAFDConnector")
+
+_E = TypeVar("_E", bound=Enum)
+
+
+def _choice(kind: type[_E], key: str, value: object) -> _E:
+    try:
+        return kind(value)
+    except ValueError:
+        allowed = ", ".join(repr(member.value) for member in kind)
+        raise ConfigRefused(f"afd.{key} is {value!r}; expected one of {allowed}.") from None
+
+
+def _integer(key: str, value: object, minimum: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigRefused(f"afd.{key} is {value!r}; expected an integer of at least {minimum}.")
+    if value < minimum:
+        raise ConfigRefused(f"afd.{key} is {value}; expected at least {minimum}.")
+    return value
+
+
+@dataclass(frozen=True)
+class AFDConfig:
+    """The validated content of ``additional_config["afd"]``.
+
+    ``microbatches`` is 1 or 2 (two-stage microbatching, which vLLM calls DBO); more stages do not exist in vLLM 0.28.0's
+    graph wrapper. Raises :class:`~afd_plugin.errors.ConfigRefused` or ``TopologyRefused`` from :meth:`parse`.
+    """
+
+    role: Role
+    topology: Topology = field(default_factory=Topology)
+    gate: GatePlacement = GatePlacement.FFN
+    dense: DensePlacement = DensePlacement.ATTENTION
+    connector: str = "GlooAFDConnector"
+    microbatches: int = 1
+
+    @classmethod
+    def parse(cls, raw: object) -> AFDConfig:
+        """Validate a mapping of plain values; refuse unknown keys, wrong types and unsound topologies."""
+        if not isinstance(raw, Mapping):
+            raise ConfigRefused(f"additional_config['afd'] is {type(raw).__name__}; expected a mapping.")
+        known = {f.name for f in fields(cls)} | {f.name for f in fields(Topology)} - {"topology"}
+        known.discard("topology")
+        unknown = sorted(str(key) for key in raw if key not in known)
+        if unknown:
+            raise ConfigRefused(f"Unknown key afd.{unknown[0]}; known keys are {', '.join(sorted(known))}.")
+        if "role" not in raw:
+            raise ConfigRefused("afd.role is missing; expected 'attention' or 'ffn'.")
+        topology = Topology(
+            **{
+                name: _integer(name, raw[name])
+                for name in ("attention_dp", "attention_tp", "ffn_dp", "ffn_tp")
+                if name in raw
+            },
+            expert_parallel=cls._boolean("expert_parallel", raw.get("expert_parallel", False)),
+        )
+        topology.validate()
+        connector = raw.get("connector", cls.connector)
+        if connector not in CONNECTORS:
+            raise ConfigRefused(f"afd.connector is {connector!r}; expected one of {', '.join(CONNECTORS)}.")
+        microbatches = _integer("microbatches", raw.get("microbatches", 1))
+        if microbatches > 2:
+            raise ConfigRefused(f"afd.microbatches is {microbatches}; vLLM 0.28.0 runs one or two stages.")
+        return cls(
+            role=_choice(Role, "role", raw["role"]),
+            topology=topology,
+            gate=_choice(GatePlacement, "gate", raw.get("gate", GatePlacement.FFN.value)),
+            dense=_choice(DensePlacement, "dense", raw.get("dense", DensePlacement.ATTENTION.value)),
+            connector=str(connector),
+            microbatches=microbatches,
+        )
+
+    @staticmethod
+    def _boolean(key: str, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ConfigRefused(f"afd.{key} is {value!r}; expected true or false.")
+        return value
+
+    def to_additional_config(self) -> dict[str, object]:
+        """The plain mapping that :meth:`parse` accepts, for ``additional_config["afd"]``."""
+        plain: dict[str, object] = {"role": self.role.value}
+        plain.update({f.name: getattr(self.topology, f.name) for f in fields(Topology)})
+        plain.update(
+            gate=self.gate.value,
+            dense=self.dense.value,
+            connector=self.connector,
+            microbatches=self.microbatches,
+        )
+        return plain
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """Addresses, secret and time bounds of one process; seconds throughout.
+
+    ``listen`` is ``host:port`` that an FFN group leader binds (port 0 lets the system choose, except for the host of the
+    rendezvous when peers are started by hand). ``peer`` is the rendezvous address, the ``listen`` of FFN group 0.
+    ``advertise`` is the host name given to peers when ``listen`` is a wildcard.
+    """
+
+    listen: str = "127.0.0.1:0"
+    peer: str = ""
+    advertise: str = ""
+    token: str = field(default="", repr=False)
+    rendezvous_timeout_s: float = 120.0
+    ready_timeout_s: float = 1800.0
+    exchange_timeout_s: float = 300.0
+    failure_timeout_s: float = 10.0
+    heartbeat_interval_s: float = 1.0
+    drain_timeout_s: float = 30.0
+
+    @staticmethod
+    def variable(name: str) -> str:
+        """The environment variable that carries the field ``name``."""
+        return "AFD_" + name.removesuffix("_s").upper()
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> LinkSettings:
+        """Read the settings a launcher put into ``env``; absent variables keep their defaults."""
+        values: dict[str, str | float] = {}
+        for f in fields(cls):
+            raw = env.get(cls.variable(f.name))
+            if raw is None:
+                continue
+            values[f.name] = _seconds(cls.variable(f.name), raw) if f.name.endswith("_s") else raw
+        return cls(**values)  # type: ignore[arg-type]
+
+    def to_env(self) -> dict[str, str]:
+        """The environment variables that :meth:`from_env` reads back."""
+        return {self.variable(f.name): str(getattr(self, f.name)) for f in fields(self)}
+
+
+def _seconds(variable: str, raw: str) -> float:
+    try:
+        value = float(raw)
+    except ValueError:
+        raise ConfigRefused(f"{variable} is {raw!r}; expected a number of seconds.") from None
+    if not 0 < value < float("inf"):
+        raise ConfigRefused(f"{variable} is {raw!r}; expected a positive, finite number of seconds.")
+    return value

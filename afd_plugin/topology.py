@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who talks to whom: pure arithmetic over (A_dp, A_tp, F_dp, F_tp, EP).
+
+A *lane* is one attention data-parallel rank. Its tensor-parallel ranks hold identical hidden states at the hand-off (the
+output projection is already reduced), so one copy crosses, sent by the lane's TP rank 0. A *group* is one FFN
+data-parallel rank; its TP rank 0 receives and hands the rows to the others inside vLLM's own world. Lanes are dealt to
+groups in equal, consecutive blocks. Without expert parallelism vLLM flattens the FFN's DP into the TP of its experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from afd_plugin.errors import TopologyRefused
+
+
+@dataclass(frozen=True)
+class NativeReference:
+    """The native vLLM layout a topology is compared with.
+
+    ``bitwise`` says that both sides run the same kernels on the same row partition, so that results are equal to the
+    bit; otherwise the tolerance is the largest native-versus-native difference of the same run.
+    """
+
+    data_parallel: int
+    tensor_parallel: int
+    expert_parallel: bool
+    bitwise: bool
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Parallel sizes of both roles. Construct freely, then :meth:`validate` before any socket is opened."""
+
+    attention_dp: int = 1
+    attention_tp: int = 1
+    ffn_dp: int = 1
+    ffn_tp: int = 1
+    expert_parallel: bool = False
+
+    def validate(self) -> None:
+        """Raise :class:`~afd_plugin.errors.TopologyRefused` with a named reason for an unsound layout."""
+        for name in ("attention_dp", "attention_tp", "ffn_dp", "ffn_tp"):
+            size = getattr(self, name)
+            if size < 1:
+                raise TopologyRefused("NonPositiveSize", f"{name} is {size}; parallel sizes start at 1.")
+        if self.ffn_dp > self.attention_dp:
+            raise TopologyRefused(
+                "GroupWithoutLane",
+                f"{self.ffn_dp} FFN groups for {self.attention_dp} attention lanes leave a group with nobody to serve; "
+                "lower --ffn-dp or use --ffn-tp to spread the experts.",
+            )
+        if self.attention_dp % self.ffn_dp:
+            raise TopologyRefused(
+                "UnevenLanes",
+                f"{self.attention_dp} attention lanes cannot be dealt evenly to {self.ffn_dp} FFN groups; "
+                "--attention-dp must be a multiple of --ffn-dp.",
+            )
+        if self.expert_parallel and self.ffn_ranks == 1:
+            raise TopologyRefused(
+                "ExpertParallelOfOne", "expert parallelism needs at least two FFN ranks; drop --ffn-ep."
+            )
+
+    @property
+    def attention_ranks(self) -> int:
+        return self.attention_dp * self.attention_tp
+
+    @property
+    def ffn_ranks(self) -> int:
+        return self.ffn_dp * self.ffn_tp
+
+    @property
+    def lanes_per_group(self) -> int:
+        return self.attention_dp // self.ffn_dp
+
+    @property
+    def name(self) -> str:
+        """The short form used in recipes and evidence, for example ``2A1F``."""
+        return f"{self.attention_ranks}A{self.ffn_ranks}F"
+
+    def group_of(self, lane: int) -> int:
+        """The FFN group that serves ``lane``."""
+        self._check("lane", lane, self.attention_dp)
+        return lane // self.lanes_per_group
+
+    def lanes_of(self, group: int) -> tuple[int, ...]:
+        """The lanes that ``group`` serves, in the order in which their rows are laid out."""
+        self._check("group", group, self.ffn_dp)
+        first = group * self.lanes_per_group
+        return tuple(range(first, first + self.lanes_per_group))
+
+    def native_reference(self) -> NativeReference:
+        """The native layout whose results this topology must reproduce (design section 6)."""
+        same = (self.attention_dp, self.attention_tp) == (self.ffn_dp, self.ffn_tp)
+        unsharded = self.attention_tp == 1 and self.ffn_ranks == 1
+        return NativeReference(
+            data_parallel=self.attention_dp,
+            tensor_parallel=self.attention_tp,
+            expert_parallel=self.expert_parallel,
+            bitwise=same or unsharded,
+        )
+
+    @staticmethod
+    def _check(what: str, index: int, size: int) -> None:
+        if not 0 <= index < size:
+            raise IndexError(f"{what} {index} does not exist; there are {size}.")

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention end of a running service: announces steps and carries out their exchanges.
+
+Every attention worker has one. In a lane of several tensor-parallel ranks only rank 0, the leader, owns a control link
+and a connector; the others receive each output by vLLM's own broadcast.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from vllm.distributed.parallel_state import GroupCoordinator
+
+from afd_plugin.connectors.base import AFDConnector
+from afd_plugin.control import AttentionControl
+from afd_plugin.errors import ProtocolError
+from afd_plugin.model.placeholders import RemoteCall, RemoteDense
+from afd_plugin.model.remote_runner import RemoteMoERunner
+from afd_plugin.model.scan import BoundUnit
+from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan
+
+
+@dataclass
+class StepCounts:
+    """What a worker did, for metrics and tests; seconds are host time inside exchanges."""
+
+    steps: dict[str, int] = field(default_factory=lambda: dict.fromkeys((kind.value for kind in StepKind), 0))
+    graph_steps: int = 0
+    microbatched_steps: int = 0
+    tokens: int = 0
+    exchanges: int = 0
+    exchange_seconds: float = 0.0
+
+    def note(self, plan: StepPlan, tokens: int) -> None:
+        self.steps[plan.kind.value] += 1
+        self.graph_steps += plan.graph
+        self.microbatched_steps += plan.stages > 1
+        self.tokens += tokens
+
+
+class AttentionLink:
+    """Steps and exchanges of one attention worker.
+
+    ``control`` and ``connector`` are None on tensor-parallel followers, whose ``group`` then has rank 0 as its source.
+    """
+
+    def __init__(
+        self,
+        lane: int,
+        units: Sequence[BoundUnit],
+        group: GroupCoordinator,
+        control: AttentionControl | None,
+        connector: AFDConnector | None,
+    ) -> None:
+        self.lane = lane
+        self.counts = StepCounts()
+        self._units = [bound.unit for bound in units]
+        self._group = group
+        self._control = control
+        self._connector = connector
+        self._plan: StepPlan | None = None
+        self._next_step = 0
+        self._issued = 0
+        for bound in units:
+            if not isinstance(bound.module, (RemoteMoERunner, RemoteDense)):
+                raise TypeError(f"{bound.unit.name} is a {type(bound.module)}, which has no remote side")
+            bound.module.bind(self._remote_call(bound.unit))
+
+    def _remote_call(self, unit: RemoteUnit) -> RemoteCall:
+        def call(hidden: torch.Tensor, router_logits: torch.Tensor | None) -> torch.Tensor:
+            return self.exchange(unit, hidden, router_logits)
+
+        return call
+
+    @contextmanager
+    def step(self, kind: StepKind, tokens: Sequence[Sequence[int]], graph: bool = False) -> Iterator[StepPlan]:
+        """Announce a forward pass and check that it makes exactly the exchanges it announced."""
+        plan = StepPlan(self._next_step, kind, tuple(tuple(stages) for stages in tokens), graph)
+        self._next_step += 1
+        if self._control is not None:
+            self._control.check()
+            self._control.announce(plan)
+        self._plan, self._issued = plan, 0
+        try:
+            yield plan
+        finally:
+            self._plan = None
+        due = len(self._units) * plan.stages
+        if not graph and self._issued != due:
+            raise ProtocolError(f"step {plan.step} made {self._issued} exchanges; {due} were due.")
+        self.counts.note(plan, plan.lane_tokens(self.lane))
+
+    def exchange(
+        self, unit: RemoteUnit, hidden: torch.Tensor, router_logits: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Send ``hidden`` [rows, hidden_size] to the FFN and return the unit's output of the same shape."""
+        plan = self._plan
+        if plan is None:
+            raise ProtocolError(f"{unit.name} ran outside an announced step.")
+        position, stage = divmod(self._issued, plan.stages)
+        if position >= len(self._units) or self._units[position].index != unit.index:
+            raise ProtocolError(f"{unit.name} ran as exchange {self._issued} of step {plan.step}, out of order.")
+        rows = plan.tokens[self.lane][stage]
+        if hidden.shape[0] != rows:
+            raise ProtocolError(f"{unit.name} has {hidden.shape[0]} rows; step {plan.step} announced {rows}.")
+        started = time.perf_counter()
+        output = torch.empty_like(hidden)
+        if self._connector is not None and rows:
+            exchange = Exchange(plan.step, unit.index, stage)
+            self._connector.send_hidden(exchange, unit, hidden.contiguous(), router_logits)
+            output.copy_(self._connector.recv_output(exchange, rows))
+        if self._group.world_size > 1:
+            output = self._group.broadcast(output, 0)
+        self._issued += 1
+        self.counts.exchanges += 1
+        self.counts.exchange_seconds += time.perf_counter() - started
+        return output

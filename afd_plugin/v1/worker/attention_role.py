@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention role, as mixins in front of native worker and runner classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from torch import nn
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from afd_plugin.config import Role
+from afd_plugin.connectors.registry import create_connector
+from afd_plugin.control import AttentionControl, Membership
+from afd_plugin.model.build import AttentionBuild
+from afd_plugin.plan import RemoteUnit
+from afd_plugin.v1.worker import role_report
+from afd_plugin.v1.worker.announcer import StepAnnouncer
+from afd_plugin.v1.worker.attention_link import AttentionLink
+from afd_plugin.v1.worker.fingerprints import fingerprint
+from afd_plugin.v1.worker.role_worker import RoleWorkerMixin
+
+if TYPE_CHECKING:
+    _RunnerBase = GPUModelRunner
+else:
+    _RunnerBase = object
+
+
+class AttentionRunnerMixin(_RunnerBase):
+    """A native runner whose model announces its steps."""
+
+    def announce_steps(self, link: AttentionLink) -> None:
+        """Put the announcer around whatever the native runner calls as its model."""
+        self.model = StepAnnouncer(self.model, super().get_model(), link)
+
+    def get_model(self) -> nn.Module:
+        """The raw model, which is what vLLM's own ``get_model`` promises."""
+        return self.model.unwrap() if isinstance(self.model, StepAnnouncer) else super().get_model()
+
+
+class AttentionWorkerMixin(RoleWorkerMixin):
+    """A native worker whose experts live in FFN processes."""
+
+    role = Role.ATTENTION
+    build_class = AttentionBuild
+    runner_class: type[AttentionRunnerMixin]
+
+    link: AttentionLink | None = None
+
+    def init_device(self) -> None:
+        """Native device set-up; then the native runner gives way to the role's own."""
+        super().init_device()
+        del self.model_runner
+        self.model_runner = self.runner_class(self.vllm_config, self.device)
+
+    def _rendezvous(self, units: tuple[RemoteUnit, ...]) -> Membership:
+        control = AttentionControl()
+        self.control = control
+        control.on_failure(self.guard.failed)
+        return control.connect(
+            self.link_settings,
+            self.afd_config.topology,
+            self.member_index,
+            fingerprint(self.vllm_config, self.afd_config, units),
+        )
+
+    def _connect(self) -> None:
+        control = self.control
+        if isinstance(control, AttentionControl):
+            topology, lane = self.afd_config.topology, self.member_index
+            group = topology.group_of(lane)
+            self.connector = create_connector(
+                self.afd_config.connector,
+                self.connector_shape(topology.lanes_of(group).index(lane)),
+                self.link_settings,
+            )
+            control.ready()
+            membership = control.wait_ready()
+            self.connector.connect(membership.group(group).data)
+        link = AttentionLink(
+            self.member_index,
+            self.units,
+            get_tp_group(),
+            control if isinstance(control, AttentionControl) else None,
+            self.connector,
+        )
+        self.link = link
+        self.model_runner.announce_steps(link)
+        self._write_report()
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
+        """Native profiling here, and the same order to the FFN: it is reachable only in band."""
+        super().profile(is_start, profile_prefix)
+        if isinstance(self.control, AttentionControl):
+            self.control.profile(is_start, profile_prefix or "")
+
+    def afd_status(self) -> dict[str, object]:
+        """What this worker holds and did; an RPC."""
+        status = self._load_report()
+        if self.link is not None:
+            status.update(dataclasses.asdict(self.link.counts))
+        if self.connector is not None:
+            status.update(dataclasses.asdict(self.connector.counts))
+        return status
+
+    def _write_report(self) -> None:
+        role_report.write(f"attention-{self.member_index}-{get_tp_group().rank_in_group}", self.afd_status())
+
+    def shutdown(self) -> None:
+        """End the service in band: the FFN stops because attention says so."""
+        if self.link is not None:
+            self._write_report()
+            self.link = None
+        if isinstance(self.control, AttentionControl):
+            self.guard.disarm()
+            self.control.shutdown()
+        self._close_planes()
+        super().shutdown()

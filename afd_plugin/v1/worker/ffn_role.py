@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FFN role, as a mixin in front of native worker classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import weakref
+
+import torch
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.logger import init_logger
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+
+from afd_plugin.config import Role
+from afd_plugin.connectors.registry import create_connector
+from afd_plugin.control import FFNControl, Membership
+from afd_plugin.model.build import FFNBuild
+from afd_plugin.model.scan import tensor_bytes
+from afd_plugin.plan import RemoteUnit
+from afd_plugin.v1.worker import role_report
+from afd_plugin.v1.worker.ffn_model_runner import FFNModelRunner
+from afd_plugin.v1.worker.ffn_service import FFNService
+from afd_plugin.v1.worker.fingerprints import fingerprint
+from afd_plugin.v1.worker.role_worker import RoleWorkerMixin
+
+logger = init_logger(__name__)
+
+
+class FFNWorkerMixin(RoleWorkerMixin):
+    """A native worker that holds experts and serves them inside one RPC, ``afd_serve``.
+
+    It has no KV cache, no scheduler and no sampler: its host never asks for them.
+    """
+
+    role = Role.FFN
+    build_class = FFNBuild
+    runner_class: type[FFNModelRunner]
+
+    service: FFNService | None = None
+    native_runner_bytes: tuple[int, int] = (0, 0)
+    """Tensor bytes of the native runner that ``init_device`` builds: while it lived, and what is left of it."""
+
+    def init_device(self) -> None:
+        """Native device set-up; the request-facing runner it builds is dropped before any weight is read."""
+        super().init_device()
+        held = reachable_tensor_bytes(self.model_runner)
+        gone = weakref.ref(self.model_runner)
+        del self.model_runner
+        gc.collect()
+        survivor = gone()
+        self.native_runner_bytes = (held, reachable_tensor_bytes(survivor) if survivor is not None else 0)
+        self.model_runner = self.runner_class(self.vllm_config, self.device)
+
+    def _rendezvous(self, units: tuple[RemoteUnit, ...]) -> Membership:
+        control = FFNControl()
+        self.control = control
+        control.on_failure(self.guard.failed)
+        self.connector = create_connector(self.afd_config.connector, self.connector_shape(None), self.link_settings)
+        return control.listen(
+            self.link_settings,
+            self.afd_config.topology,
+            self.member_index,
+            fingerprint(self.vllm_config, self.afd_config, units),
+            self.connector.offer(),
+        )
+
+    def _connect(self) -> None:
+        self._forget_attention_layers()
+        control = self.control if isinstance(self.control, FFNControl) else None
+        if control is not None and self.connector is not None:
+            control.ready()
+            membership = control.wait_ready()
+            self.connector.connect(membership.group(self.member_index).data)
+        self.service = FFNService(
+            self.vllm_config,
+            self.afd_config.topology,
+            self.member_index,
+            self.units,
+            get_tp_group(),
+            control,
+            self.connector,
+            self.profile,
+        )
+        self._write_report()
+
+    def _forget_attention_layers(self) -> None:
+        """Attention layers enter vLLM's static forward context in their constructors; they are not here any more."""
+        context = self.vllm_config.compilation_config.static_forward_context
+        for name in [name for name, layer in context.items() if not isinstance(layer, MoERunner)]:
+            del context[name]
+
+    def afd_serve(self) -> dict[str, object]:
+        """Serve until attention shuts the service down; an RPC of the FFN host. Returns :meth:`afd_status`."""
+        if self.service is None:
+            raise RuntimeError("the FFN worker is not connected")
+        try:
+            self.service.serve()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._write_report()
+        return self.afd_status()
+
+    def afd_status(self) -> dict[str, object]:
+        """What this worker holds and did; an RPC before and after ``afd_serve``."""
+        status = self._load_report()
+        status["native_runner_bytes"] = self.native_runner_bytes
+        if self.service is not None:
+            status.update(dataclasses.asdict(self.service.counts))
+        if self.connector is not None:
+            status.update(dataclasses.asdict(self.connector.counts))
+        return status
+
+    def _write_report(self) -> None:
+        role_report.write(f"ffn-{self.member_index}-{get_tp_group().rank_in_group}", self.afd_status())
+
+    def shutdown(self) -> None:
+        self.service = None
+        self._close_planes()
+        super().shutdown()
+
+
+def reachable_tensor_bytes(root: object, limit: int = 200_000) -> int:
+    """Bytes of tensors reachable from ``root`` through containers and instance attributes, code and types excluded."""
+    seen: set[int] = set()
+    tensors: list[torch.Tensor] = []
+    queue: list[object] = [root]
+    while queue and len(seen) < limit:
+        item = queue.pop()
+        if id(item) in seen or isinstance(item, (type, str, bytes)):
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            tensors.append(item)
+        elif isinstance(item, dict):
+            queue += item.values()
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            queue += item
+        else:
+            queue += vars(item).values() if hasattr(item, "__dict__") and not callable(item) else ()
+    return tensor_bytes(tensors)

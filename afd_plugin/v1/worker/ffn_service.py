@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FFN end of a running service: one loop that computes what attention announces.
+
+It runs on the worker's main thread inside one RPC, so an exception travels to the host by vLLM's own executor. The
+group's leader receives announcements and rows; its tensor-parallel followers get both by vLLM's broadcasts, and the
+native runner reduces the result inside the FFN's own world.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import GroupCoordinator
+from vllm.forward_context import DPMetadata, create_forward_context, override_forward_context
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+
+from afd_plugin.connectors.base import AFDConnector
+from afd_plugin.control import Drain, Event, FFNControl, Profile, Shutdown
+from afd_plugin.errors import ProtocolError
+from afd_plugin.model.scan import BoundUnit
+from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan, schedule
+from afd_plugin.topology import Topology
+
+KEEP_ALIVE_S = 60.0
+"""How often an idle leader wakes its followers, so that no broadcast of vLLM's runs into its own timeout."""
+
+
+@dataclass
+class FFNCounts:
+    """What the FFN did; ``compute_seconds`` is host time inside the units, without waiting or sending."""
+
+    steps: dict[str, int] = field(default_factory=lambda: dict.fromkeys((kind.value for kind in StepKind), 0))
+    tokens: int = 0
+    exchanges: int = 0
+    compute_seconds: float = 0.0
+
+
+class FFNService:
+    """Serves one FFN rank until its lanes shut it down.
+
+    ``control`` and ``connector`` are None on tensor-parallel followers. ``profile`` is the worker's own method.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        topology: Topology,
+        group: int,
+        units: Sequence[BoundUnit],
+        tensor_parallel: GroupCoordinator,
+        control: FFNControl | None,
+        connector: AFDConnector | None,
+        profile: Callable[[bool, str], None],
+    ) -> None:
+        self.counts = FFNCounts()
+        self._vllm_config = vllm_config
+        self._topology = topology
+        self._lanes = topology.lanes_of(group)
+        self._units = [bound.unit for bound in units]
+        self._modules: dict[int, nn.Module] = {bound.unit.index: bound.module for bound in units}
+        self._tensor_parallel = tensor_parallel
+        self._control = control
+        self._connector = connector
+        self._profile = profile
+
+    def serve(self) -> None:
+        """Compute steps until a Shutdown arrives; raises when a peer is lost or a step is not as announced."""
+        with torch.inference_mode():
+            while True:
+                event = self._next_event()
+                if isinstance(event, StepPlan):
+                    self._run(event)
+                elif isinstance(event, Profile):
+                    self._profile(event.start, event.prefix)
+                elif isinstance(event, Shutdown):
+                    return
+                elif event is not None and not isinstance(event, Drain):
+                    raise ProtocolError(f"the control plane delivered {event!r}, which the FFN does not know.")
+
+    def _next_event(self) -> Event | None:
+        event = self._control.next_event(KEEP_ALIVE_S) if self._control is not None else None
+        if self._tensor_parallel.world_size > 1:
+            event = self._tensor_parallel.broadcast_object(event, 0)
+        return event
+
+    def _run(self, plan: StepPlan) -> None:
+        plan.check(self._topology.attention_dp, self._vllm_config.scheduler_config.max_num_batched_tokens)
+        rows = [[plan.tokens[lane][stage] for lane in self._lanes] for stage in range(plan.stages)]
+        contexts = [self._forward_context(plan, stage) for stage in range(plan.stages)]
+        for exchange in schedule(plan, self._units):
+            unit = self._units[exchange.unit]
+            hidden, logits = self._receive(exchange, unit, rows[exchange.stage])
+            started = time.perf_counter()
+            with contexts[exchange.stage]():
+                output = self._compute(unit, hidden, logits)
+            self.counts.compute_seconds += time.perf_counter() - started
+            if self._connector is not None:
+                self._connector.send_output(exchange, rows[exchange.stage], output)
+            self.counts.exchanges += 1
+        self.counts.steps[plan.kind.value] += 1
+        self.counts.tokens += sum(map(sum, rows))
+
+    def _compute(self, unit: RemoteUnit, hidden: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor:
+        module = self._modules[unit.index]
+        if isinstance(module, MoERunner):
+            # Where the runner owns its gate, vLLM's blocks pass the hidden states in the place of the logits.
+            output: torch.Tensor = module(hidden, hidden if logits is None else logits)
+        else:
+            output = module(hidden)
+        return output.contiguous()
+
+    def _receive(
+        self, exchange: Exchange, unit: RemoteUnit, rows: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The group's rows on every rank: from the data plane on the leader, by broadcast on the followers."""
+        received: dict[str, torch.Tensor] = {}
+        if self._connector is not None:
+            hidden, logits = self._connector.recv_hidden(exchange, unit, rows)
+            received = {"hidden": hidden} if logits is None else {"hidden": hidden, "logits": logits}
+        if self._tensor_parallel.world_size > 1:
+            shared = self._tensor_parallel.broadcast_tensor_dict(received or None, 0)
+            received = {name: value for name, value in (shared or {}).items() if isinstance(value, torch.Tensor)}
+        return received["hidden"], received.get("logits")
+
+    def _forward_context(self, plan: StepPlan, stage: int) -> Callable[[], AbstractContextManager[None]]:
+        """vLLM's forward context of one stage; rows of the other FFN groups come from the plan, not from a collective."""
+        counts = [
+            plan.group_tokens(self._topology.lanes_of(group), stage) for group in range(self._topology.ffn_dp)
+        ]
+        own = plan.group_tokens(self._lanes, stage)
+        metadata = None
+        if self._topology.ffn_dp > 1:
+            metadata = DPMetadata.make(self._vllm_config.parallel_config, own, torch.tensor(counts, dtype=torch.int32))
+        context = create_forward_context(None, self._vllm_config, dp_metadata=metadata)
+        return lambda: override_forward_context(context)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the workers of both roles share: configuration, role-scoped loading, the two planes.
+
+A mixin in front of a native worker class. Native methods are extended through ``super()`` and never re-typed.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.logger import init_logger
+from vllm.v1.worker.gpu_worker import Worker
+
+from afd_plugin import report
+from afd_plugin.config import CONFIG_KEY, AFDConfig, LinkSettings, Role
+from afd_plugin.connectors.base import AFDConnector, ConnectorShape
+from afd_plugin.control import Membership
+from afd_plugin.control.link import Control
+from afd_plugin.errors import AFDError, ConfigRefused, PeerAborted
+from afd_plugin.model.build import RoleBuild
+from afd_plugin.model.loader import RoleLoading, register_loaders, role_load_format
+from afd_plugin.model.scan import BoundUnit, find_units
+from afd_plugin.plan import RemoteUnit
+from afd_plugin.v1.refusals import check_vllm_config
+from afd_plugin.v1.worker.failure_guard import FailureGuard
+
+if TYPE_CHECKING:
+    _Base = Worker
+else:
+    _Base = object
+
+logger = init_logger(__name__)
+
+
+class RoleWorkerMixin(_Base):
+    """Configuration and life cycle common to attention and FFN workers.
+
+    ``afd_config`` and ``link_settings`` are read in the constructor; ``units`` are known once the model is built.
+    """
+
+    role: Role
+    build_class: type[RoleBuild]
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        self.afd_config = self._read_config(vllm_config)
+        check_vllm_config(vllm_config, self.afd_config)
+        self.link_settings = LinkSettings.from_env()
+        super().__init__(vllm_config, *args, **kwargs)
+        self.units: tuple[BoundUnit, ...] = ()
+        self.control: Control | None = None
+        self.connector: AFDConnector | None = None
+        self.membership: Membership | None = None
+        self.guard = FailureGuard(self._abort_data_plane)
+        self.loading = RoleLoading(self.build_class(self.afd_config), self._before_weights)
+
+    @classmethod
+    def _read_config(cls, vllm_config: VllmConfig) -> AFDConfig:
+        additional = vllm_config.additional_config
+        raw = additional.get(CONFIG_KEY) if isinstance(additional, dict) else None
+        if raw is None:
+            raise ConfigRefused(
+                f"{cls.__name__} was started without additional_config['{CONFIG_KEY}']; pass "
+                f"--additional-config '{{\"{CONFIG_KEY}\": {{\"role\": \"{cls.role.value}\"}}}}' or use `afd {cls.role.value}`."
+            )
+        config = AFDConfig.parse(raw)
+        if config.role is not cls.role:
+            raise ConfigRefused(
+                f"afd.role is {config.role.value!r} but --worker-cls names the {cls.role.value} worker {cls.__name__}."
+            )
+        return config
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank talks to the other role: TP rank 0 of its lane or group."""
+        return get_tp_group().rank_in_group == 0
+
+    @property
+    def member_index(self) -> int:
+        """The lane or group of this process: its data-parallel rank."""
+        return self.vllm_config.parallel_config.data_parallel_rank
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Build and load this role's half natively, then connect the roles."""
+        try:
+            register_loaders()
+            load_config = self.vllm_config.load_config
+            load_config.load_format = role_load_format(str(load_config.load_format))
+            report.phase("building")
+            with self.loading.active():
+                super().load_model(load_dummy_weights=load_dummy_weights)
+            report.phase("connecting")
+            self._connect()
+            report.phase("connected")
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _before_weights(self, model: nn.Module) -> None:
+        """Between construction and reading: scan the model, then shake hands, on every rank of the lane or group."""
+        num_experts = self.model_config.get_num_experts()
+        self.units = find_units(model, self.afd_config, num_experts)
+        refusal: AFDError | None = None
+        if self.is_leader:
+            try:
+                self.membership = self._rendezvous(tuple(bound.unit for bound in self.units))
+            except AFDError as error:
+                refusal = error
+        if get_tp_group().world_size > 1:
+            refusal = get_tp_group().broadcast_object(refusal, 0)
+        if refusal is not None:
+            raise refusal
+        report.phase("loading weights")
+
+    def _rendezvous(self, units: tuple[RemoteUnit, ...]) -> Membership:
+        """Meet the peers and compare fingerprints; leaders only."""
+        raise NotImplementedError
+
+    def _connect(self) -> None:
+        """Join the data plane once every role has loaded its weights."""
+        raise NotImplementedError
+
+    def connector_shape(self, lane: int | None) -> ConnectorShape:
+        """What sizes this end's connector; ``lane`` is the index within the group, None on the FFN."""
+        return ConnectorShape(
+            lanes=self.afd_config.topology.lanes_per_group,
+            lane=lane,
+            max_tokens=self.scheduler_config.max_num_batched_tokens,
+            hidden_size=self.model_config.get_hidden_size(),
+            dtype=self.model_config.dtype,
+            device=self.device,
+            units=tuple(bound.unit for bound in self.units),
+            stages=self.afd_config.microbatches,
+        )
+
+    def _abort_data_plane(self) -> None:
+        if self.connector is not None:
+            self.connector.abort()
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the launcher and the peers why this worker ends."""
+        report.failure(error)
+        if self.control is not None and not isinstance(error, PeerAborted):
+            self.control.abort(error, traceback_tail(error))
+
+    def _close_planes(self) -> None:
+        self.guard.disarm()
+        if self.connector is not None:
+            self.connector.close()
+            self.connector = None
+        if self.control is not None:
+            self.control.close()
+            self.control = None
+
+    def _load_report(self) -> dict[str, object]:
+        held, read = self.loading.held, self.loading.read
+        return {
+            "role": self.role.value,
+            "rank": self.rank,
+            "topology": self.afd_config.topology.name,
+            "units": [bound.unit.name for bound in self.units],
+            "weight_bytes": held.total if held else 0,
+            "expert_bytes": held.routed_experts + held.shared_experts if held else 0,
+            "gate_bytes": held.gate if held else 0,
+            "other_bytes": held.other if held else 0,
+            "bytes_read": read.bytes,
+            "tensors_skipped": read.skipped,
+            "tensors_read": {file: len(names) for file, names in read.tensors.items()},
+            "tensor_names": read.tensors,
+            "exchanges_per_step": len(self.units),
+        }
+
+
+def traceback_tail(error: BaseException, lines: int = 12) -> Sequence[str]:
+    """The last lines of ``error``'s traceback, for the peer's message."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return text.splitlines()[-lines:]
