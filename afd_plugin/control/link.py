@@ -1,57 +1,219 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ends of the control plane, as the workers use them."""
+"""The two ends of the control plane, as the workers use them. The contract is in :mod:`afd_plugin.control`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import os
+import platform
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TypeAlias, TypeVar, Union
+from typing import TypeVar
+
+import zmq
 
 from afd_plugin.config import LinkSettings
-from afd_plugin.control.fingerprint import Fingerprint
+from afd_plugin.control import messages as m
+from afd_plugin.control.address import Address
 from afd_plugin.control.membership import Membership
-from afd_plugin.control.messages import Drain, Profile, Shutdown
+from afd_plugin.control.monitor import Monitor, Neighbours
+from afd_plugin.control.sockets import Channel, dial
 from afd_plugin.control.statistics import Statistics
-from afd_plugin.errors import AFDError
-from afd_plugin.plan import StepPlan
-from afd_plugin.topology import Topology
+from afd_plugin.errors import (
+    AddressRefused,
+    AFDError,
+    ConfigRefused,
+    ControlClosed,
+    RendezvousTimeout,
+)
 
-Event: TypeAlias = Union[StepPlan, Profile, Drain, Shutdown]  # noqa: UP007
+logger = logging.getLogger(__name__)
+
+LINGER_MS = 500
+LATE_SHUTDOWN_S = 1.0
+"""How long the in-band Shutdown of a lane may trail behind its farewell."""
+
+_BATCH = 256
+_C = TypeVar("_C", bound="Control")
 
 
 class Control:
-    """What both ends share. All methods but on_failure(), abort() and check() belong to the owning thread."""
+    """What both ends share.
 
-    statistics: Statistics
-    membership: Membership
+    The sockets belong to the thread that connected; only :meth:`check`, :meth:`on_failure`, :meth:`abort` and the
+    statistics may be used from others. As a context manager it aborts on an exception, then closes.
+    """
 
-    def ready(self, data: Mapping[str, str] | None = None) -> None: ...
-    def wait_ready(self, timeout_s: float | None = None) -> Membership: ...
-    def check(self) -> None: ...
-    def on_failure(self, callback: Callable[[AFDError], None]) -> None: ...
-    def abort(self, error: BaseException | str, traceback_tail: Sequence[str] = ()) -> None: ...
-    def close(self) -> None: ...
+    def __init__(self) -> None:
+        self.statistics = Statistics()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._channels: list[Channel] = []
+        self._monitor: Monitor | None = None
+        self._membership: Membership | None = None
+        self._poller = zmq.Poller()
+        self._owner = 0
+        self._settings = LinkSettings()
+        self._callbacks: list[Callable[[AFDError], None]] = []
+        self._closed = False
+
+    def __enter__(self: _C) -> _C:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            self.abort(error)
+        self.close()
+
+    @property
+    def membership(self) -> Membership:
+        """The directory and epoch of this life; :class:`ControlClosed` before the rendezvous."""
+        if self._membership is None:
+            raise ControlClosed("The control plane has not met its peers yet.")
+        return self._membership
+
+    def check(self) -> None:
+        """Raise the failure that the monitor thread has recorded, if any; costs well under a microsecond."""
+        if self._monitor is not None and self._monitor.failure is not None:
+            raise self._monitor.failure
+
+    def on_failure(self, callback: Callable[[AFDError], None]) -> None:
+        """Call ``callback`` once, from the monitor thread, on the first failure; at once if it has already happened.
+
+        It may release what the main thread is blocked in, or end the process. It must not call :meth:`close`.
+        """
+        if self._monitor is None:
+            self._callbacks.append(callback)
+        else:
+            self._monitor.on_failure(callback)
+
+    def abort(self, error: BaseException | str, traceback_tail: Sequence[str] = ()) -> None:
+        """Tell every member that this one has failed, with the error and the end of its traceback.
+
+        Returns when the neighbours have confirmed it, after half a second at most. Does nothing before the
+        rendezvous, after close(), or when a peer's failure is already known: everybody knows that one.
+        """
+        if self._monitor is None or self._closed or self._monitor.failure is not None:
+            return
+        name = error.name if isinstance(error, AFDError) else ""
+        if isinstance(error, BaseException):
+            if not traceback_tail and error.__traceback__ is not None:
+                traceback_tail = "".join(traceback.format_exception(error)).splitlines()
+            error = str(error) if name else f"{type(error).__name__}: {error}"
+        self._monitor.abort(name, error, traceback_tail)
+
+    def close(self) -> None:
+        """Leave in good order and release threads, sockets and ports; idempotent, bounded by about two seconds."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._monitor is not None:
+            self._monitor.stop()
+        for channel in self._channels:
+            channel.close(LINGER_MS)
+        if self._context is not None:
+            self._context.term()
+
+    # ------------------------------------------------------------------ for the two ends
+
+    def _open(self, settings: LinkSettings) -> zmq.Context[zmq.Socket[bytes]]:
+        if self._closed or self._context is not None:
+            raise ControlClosed("A control plane is used once; make a new one for a new life.")
+        self._settings = settings
+        self._owner = threading.get_ident()
+        self._context = zmq.Context()
+        return self._context
+
+    def _dial(self, address: Address) -> Channel:
+        assert self._context is not None  # noqa: S101 - _open has run
+        channel = dial(self._context, address, self._settings.token)
+        self._channels.append(channel)
+        return channel
+
+    def _peer(self) -> Address:
+        if not self._settings.peer:
+            raise ConfigRefused(
+                "AFD_PEER is not set; it must be the address of FFN group 0, which hosts the rendezvous."
+            )
+        address = Address.parse(self._settings.peer, "AFD_PEER")
+        if address.port == 0:
+            raise AddressRefused(f"AFD_PEER is {self._settings.peer!r}; port 0 cannot be dialled.")
+        self._require_token(address, "AFD_PEER")
+        return address
+
+    def _require_token(self, address: Address, knob: str) -> None:
+        if not self._settings.token and not address.is_loopback:
+            raise ConfigRefused(
+                f"{knob} is {address}, which other machines may reach, but AFD_TOKEN is empty; "
+                "give both roles the same random token."
+            )
+
+    def _start_monitor(self, me: m.MemberId, neighbours: Neighbours) -> Monitor:
+        assert self._context is not None  # noqa: S101 - _open has run
+        monitor = Monitor(
+            self._context, me, self.membership.epoch, self._settings, self.statistics, neighbours
+        )
+        self._monitor = monitor
+        self._poller.register(monitor.wake, zmq.POLLIN)
+        for callback in self._callbacks:
+            monitor.on_failure(callback)
+        monitor.start()
+        return monitor
+
+    def _live(self) -> Monitor:
+        """The monitor, after the checks that every call on the owner's thread starts with."""
+        monitor = self._monitor
+        if monitor is None or self._closed:
+            raise ControlClosed("The control plane is not connected, or is closed.")
+        if monitor.failure is not None:
+            raise monitor.failure
+        if threading.get_ident() != self._owner:
+            raise ControlClosed("The control plane's sockets belong to the thread that connected.")
+        return monitor
+
+    def _wait(self, timeout_s: float) -> None:
+        """Sleep until a socket has something, the monitor calls, or ``timeout_s`` has passed."""
+        monitor = self._live()
+        self._poller.poll(max(0, round(timeout_s * 1000)))
+        while received(monitor.wake) is not None:
+            pass
+        self.check()
+
+    def _wait_go(self, channel: Channel, timeout_s: float | None) -> Membership:
+        bound = self._settings.ready_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + bound
+        while (remaining := deadline - time.monotonic()) > 0:
+            self._live()
+            while (frame := received(channel.socket)) is not None:
+                message = m.decode(frame)
+                if isinstance(message, m.Go) and message.epoch == self.membership.epoch:
+                    self._membership = self.membership.with_data(message.data)
+                    return self._membership
+                if isinstance(message, m.Refuse):
+                    raise RendezvousTimeout(message.message)
+                self.statistics.dropped["unexpected"] += 1
+            self._wait(remaining)
+        raise RendezvousTimeout(
+            f"{self.membership.me} is ready, but the others were not within {bound:g} s (AFD_READY_TIMEOUT)."
+        )
+
+    def _names(self, members: Iterable[m.Member]) -> dict[m.MemberId, str]:
+        return {
+            member.id: f"{member.id} ({', '.join(filter(None, [member.process, member.address]))})"
+            for member in members
+        }
 
 
-class AttentionControl(Control):
-    """The end of one attention lane's leader."""
-
-    def connect(self, settings: LinkSettings, topology: Topology, lane: int, fingerprint: Fingerprint) -> Membership: ...
-    def announce(self, plan: StepPlan) -> None: ...
-    def profile(self, start: bool, prefix: str = "") -> None: ...
-    def drain(self) -> None: ...
-    def shutdown(self) -> None: ...
+def process_name() -> str:
+    return f"pid {os.getpid()} on {platform.node() or 'unknown host'}"
 
 
-class FFNControl(Control):
-    """The end of one FFN group's leader."""
-
-    def listen(
-        self,
-        settings: LinkSettings,
-        topology: Topology,
-        group: int,
-        fingerprint: Fingerprint,
-        data: Mapping[str, str] | None = None,
-    ) -> Membership: ...
-    def next_event(self, timeout_s: float | None = None) -> Event | None: ...
+def received(socket: zmq.Socket[bytes]) -> bytes | None:
+    try:
+        return socket.recv(zmq.NOBLOCK)
+    except zmq.Again:
+        return None

@@ -30,8 +30,8 @@ MAX_TRACEBACK_LINES = 40
 MAX_TEXT_CHARS = 4000
 
 Index: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
-Epoch: TypeAlias = Annotated[int, Meta(ge=0, lt=2**63)]
-Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**63)]
+Epoch: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Tokens: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rendezvous: everybody knocks at FFN group 0, is compared with it, and learns where the others are.
+
+It happens after a member has built its model and before it loads weights, so that two roles started with
+different models, versions or placements are refused in seconds. :class:`Host` is the side of FFN group 0's leader,
+:func:`join` that of every other member; both are bounded by ``rendezvous_timeout_s``.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+
+import zmq
+
+from afd_plugin.config import LinkSettings, Role
+from afd_plugin.control import messages as m
+from afd_plugin.control.address import Address
+from afd_plugin.control.fingerprint import Fingerprint, diff
+from afd_plugin.control.membership import Membership, expected_members
+from afd_plugin.control.sockets import (
+    CONNECTED,
+    DISCONNECTED,
+    HANDSHAKE_BROKEN,
+    HANDSHAKE_DONE,
+    HANDSHAKE_FOREIGN,
+    Channel,
+    Listener,
+)
+from afd_plugin.control.statistics import Statistics
+from afd_plugin.errors import (
+    AddressRefused,
+    AFDError,
+    DuplicateMember,
+    FingerprintMismatch,
+    ProtocolVersionMismatch,
+    Refused,
+    RendezvousTimeout,
+    TokenRejected,
+    UnknownMember,
+    by_name,
+)
+from afd_plugin.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+REFUSE_GRACE_S = 1.0
+"""How long a host that refuses everybody stays to tell members that have not knocked yet."""
+
+TURNED_AWAY_S = 2.0
+"""How long every handshake must break before a member concludes that its token is wrong."""
+
+TURNED_AWAY_TIMES = 3
+_TICK_S = 0.5
+
+WORKER_HINT = (
+    "An attention engine that is running but missing here was perhaps started without --worker-cls "
+    "afd_plugin.v1.worker.attention_worker.AFDAttentionWorker "
+    "(on CPU afd_plugin.v1.worker.cpu_attention_worker.CPUAFDAttentionWorker)."
+)
+
+
+@dataclass
+class _Seat:
+    member: m.Member
+    identity: bytes
+    descriptor: int
+
+
+class Host:
+    """The rendezvous as FFN group 0's leader runs it."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        me: m.Member,
+        topology: Topology,
+        fingerprint: Fingerprint,
+        settings: LinkSettings,
+        statistics: Statistics,
+    ) -> None:
+        self._listener = listener
+        self._socket = listener.channel.socket
+        self._me = me
+        self._fingerprint = fingerprint
+        self._settings = settings
+        self._statistics = statistics
+        self._expected = expected_members(topology)
+        self._seats: dict[m.MemberId, _Seat] = {}
+        self._left: set[m.MemberId] = set()
+        self._verdict: Refused | None = None
+        self._told: set[bytes] = set()
+
+    @property
+    def identities(self) -> dict[bytes, m.MemberId]:
+        """The connection of each admitted member."""
+        return {seat.identity: id_ for id_, seat in self._seats.items()}
+
+    def gather(self) -> Membership:
+        """Admit every expected member and send each the directory.
+
+        Raises:
+            FingerprintMismatch: A member was started with something else; all members are told.
+            RendezvousTimeout: Members are missing after ``rendezvous_timeout_s``; those present are told.
+        """
+        started = time.monotonic()
+        while missing := self._missing():
+            elapsed = time.monotonic() - started
+            if elapsed >= self._settings.rendezvous_timeout_s:
+                timeout = RendezvousTimeout(self._timeout_message(missing))
+                self._refuse_seated(timeout)
+                raise timeout
+            self._turn(min(_TICK_S, self._settings.rendezvous_timeout_s - elapsed))
+            if self._verdict is not None:
+                self._stay_to_refuse()
+                raise self._verdict
+        return self._welcome()
+
+    def _missing(self) -> list[m.MemberId]:
+        return [id_ for id_ in self._expected if id_ != self._me.id and id_ not in self._seats]
+
+    def _welcome(self) -> Membership:
+        everybody = {id_: seat.member for id_, seat in self._seats.items()} | {self._me.id: self._me}
+        membership = Membership(
+            self._me.id, secrets.randbits(63), tuple(everybody[id_] for id_ in self._expected)
+        )
+        for seat in self._seats.values():
+            self._send(seat.identity, m.Welcome(membership.epoch, membership.members))
+        return membership
+
+    def _turn(self, timeout_s: float) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._listener.channel.events, zmq.POLLIN)
+        poller.poll(round(timeout_s * 1000) + 1)
+        self._drain_events()
+        for _ in range(2 * len(self._expected) + 16):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            if len(frames) != 2:
+                self._statistics.dropped["malformed"] += 1
+                continue
+            # Descriptors are reused: what happened to an earlier connection must be accounted for first.
+            self._drain_events()
+            self._handle(frames[0].bytes, int(frames[1].get(zmq.SRCFD)), frames[1].bytes)
+
+    def _drain_events(self) -> None:
+        for event in self._listener.channel.drain_events():
+            if event.kind == HANDSHAKE_FOREIGN:
+                self._statistics.strangers += 1
+            elif event.kind == DISCONNECTED:
+                for id_ in [id_ for id_, seat in self._seats.items() if seat.descriptor == event.value]:
+                    logger.warning("%s left the rendezvous again", id_)
+                    del self._seats[id_]
+                    self._left.add(id_)
+
+    def _handle(self, identity: bytes, descriptor: int, frame: bytes) -> None:
+        try:
+            message = m.decode(frame)
+        except m.MalformedMessage:
+            self._statistics.dropped["malformed"] += 1
+            return
+        if not isinstance(message, m.Hello):
+            self._statistics.dropped["foreign"] += 1
+            return
+        try:
+            introduction = opened(message)
+        except m.MalformedMessage:
+            self._statistics.dropped["malformed"] += 1
+        except ProtocolVersionMismatch as error:
+            self._refuse(identity, error)
+        else:
+            self._admit(identity, descriptor, introduction)
+
+    def _admit(self, identity: bytes, descriptor: int, introduction: m.Introduction) -> None:
+        member = introduction.member
+        seat = self._seats.get(member.id)
+        if seat is not None and seat.identity == identity:
+            return
+        holder = self._me if member.id == self._me.id else seat.member if seat is not None else None
+        error = self._verdict or judge(introduction, self._fingerprint, self._me, self._expected, holder)
+        if error is None:
+            self._seats[member.id] = _Seat(member, identity, descriptor)
+            logger.info("%s (%s) joined the rendezvous", member.id, member.process)
+            self._report_progress()
+            return
+        self._refuse(identity, error)
+        if isinstance(error, FingerprintMismatch) and holder is None and self._verdict is None:
+            self._verdict = error
+            self._refuse_seated(error)
+
+    def _report_progress(self) -> None:
+        missing = tuple(map(str, self._missing()))
+        joined = tuple(map(str, [self._me.id, *self._seats]))
+        for seat in self._seats.values():
+            self._send(seat.identity, m.Progress(joined, missing))
+
+    def _stay_to_refuse(self) -> None:
+        until = time.monotonic() + REFUSE_GRACE_S
+        while (remaining := until - time.monotonic()) > 0 and len(self._told) < len(self._expected) - 1:
+            self._turn(remaining)
+
+    def _refuse_seated(self, error: AFDError) -> None:
+        for seat in self._seats.values():
+            self._refuse(seat.identity, error)
+
+    def _refuse(self, identity: bytes, error: AFDError) -> None:
+        self._statistics.refused[error.name] += 1
+        logger.error("Refused a member: %s", error.line())
+        self._told.add(identity)
+        self._send(identity, refusal(error))
+
+    def _send(self, identity: bytes, message: m.Message) -> None:
+        try:
+            self._socket.send_multipart([identity, m.encode(message)], zmq.NOBLOCK)
+        except zmq.Again:
+            self._statistics.dropped["unsent"] += 1
+
+    def _timeout_message(self, missing: list[m.MemberId]) -> str:
+        joined = ", ".join(map(str, [self._me.id, *sorted(self._seats)]))
+        text = (
+            f"The rendezvous at {self._listener.advertised} is incomplete after "
+            f"{self._settings.rendezvous_timeout_s:g} s (AFD_RENDEZVOUS_TIMEOUT). "
+            f"Joined: {joined}. Missing: {', '.join(map(str, missing))}."
+        )
+        came_and_went = [str(id_) for id_ in missing if id_ in self._left]
+        if came_and_went:
+            text += f" {', '.join(came_and_went)} had joined and left again: see its own log."
+        if any(id_.role is Role.ATTENTION for id_ in missing):
+            text += f" {WORKER_HINT}"
+        if self._statistics.strangers:
+            text += (
+                f" {self._statistics.strangers} connection attempts were turned away because they do not hold "
+                "this token (AFD_TOKEN)."
+            )
+        return text
+
+
+def opened(message: m.Hello) -> m.Introduction:
+    """The body of a Hello.
+
+    Raises:
+        ProtocolVersionMismatch: It speaks another version.
+        MalformedMessage: It does not decode.
+    """
+    if message.version != m.PROTOCOL_VERSION:
+        raise ProtocolVersionMismatch(
+            f"The member speaks version {message.version} of the control protocol, this service version "
+            f"{m.PROTOCOL_VERSION}; install the same afd-plugin on both sides."
+        )
+    return m.introduction(message)
+
+
+def judge(
+    introduction: m.Introduction,
+    fingerprint: Fingerprint,
+    me: m.Member,
+    expected: tuple[m.MemberId, ...],
+    holder: m.Member | None,
+) -> Refused | None:
+    """Why a member cannot be admitted, or ``None``. ``holder`` is who has its seat already."""
+    member = introduction.member
+    lines = diff(fingerprint, introduction.fingerprint, str(me.id), str(member.id))
+    if lines:
+        text = f"{member.id} ({member.process}) was not started with what {me.id} ({me.process}) was started with:"
+        return FingerprintMismatch("\n  ".join([text, *lines]), lines)
+    if holder is not None:
+        return DuplicateMember(
+            f"{member.id} is already {holder.process}; {member.process} claims to be it as well. "
+            "Stop one of them, or give it another index."
+        )
+    if member.id not in expected:
+        return UnknownMember(
+            f"{member.process} claims to be {member.id}, which the topology does not have; "
+            f"it has {', '.join(map(str, expected))}."
+        )
+    return None
+
+
+def refusal(error: AFDError) -> m.Refuse:
+    """The message that tells a member of ``error``."""
+    details = error.differences if isinstance(error, FingerprintMismatch) else ()
+    return m.Refuse(
+        error.name, m.clip_text(str(error)), tuple(m.clip_text(line, 500) for line in details[:40])
+    )
+
+
+def error_of(message: m.Refuse) -> AFDError:
+    """The error that a refusal stands for."""
+    kind = by_name(message.error)
+    if kind is FingerprintMismatch:
+        return FingerprintMismatch(message.message, message.details)
+    if kind in (DuplicateMember, UnknownMember, ProtocolVersionMismatch, RendezvousTimeout, AddressRefused):
+        return kind(message.message)
+    return Refused(message.message)
+
+
+class Joining:
+    """The rendezvous as every other member sees it; ``run`` it once."""
+
+    def __init__(
+        self, channel: Channel, peer: Address, me: m.Member, fingerprint: Fingerprint, settings: LinkSettings
+    ) -> None:
+        self._channel = channel
+        self._peer = peer
+        self._me = me
+        self._hello = m.encode(m.hello(m.Introduction(me, fingerprint)))
+        self._settings = settings
+        self._answered = False
+        self._hello_due = False
+        self._dropped_at: float | None = None
+        self._progress: m.Progress | None = None
+        self._connected_at = 0.0
+        self._broken_since = 0.0
+        self._broken = 0
+
+    def run(self) -> Membership:
+        """Knock until the host welcomes everybody.
+
+        Raises:
+            Refused: One of its kinds, as the host named it.
+            TokenRejected: Every handshake with the host breaks.
+            RendezvousTimeout: Nobody answered, or members were missing, for ``rendezvous_timeout_s``.
+        """
+        poller = zmq.Poller()
+        poller.register(self._channel.socket, zmq.POLLIN)
+        poller.register(self._channel.events, zmq.POLLIN)
+        deadline = time.monotonic() + self._settings.rendezvous_timeout_s
+        while (remaining := deadline - time.monotonic()) > 0:
+            poller.poll(round(min(remaining, 0.01 if self._hello_due else _TICK_S) * 1000) + 1)
+            self._drain_events(time.monotonic())
+            if self._hello_due:
+                self._knock()
+            welcome = self._drain_messages()
+            if welcome is not None:
+                return Membership(self._me.id, welcome.epoch, welcome.members)
+        raise RendezvousTimeout(self._timeout_message())
+
+    def _knock(self) -> None:
+        try:
+            self._channel.socket.send(self._hello, zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        self._hello_due = False
+
+    def _drain_messages(self) -> m.Welcome | None:
+        while True:
+            try:
+                frame = self._channel.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            message = m.decode(frame)
+            if isinstance(message, m.Welcome):
+                return message
+            if isinstance(message, m.Refuse):
+                raise error_of(message)
+            if isinstance(message, m.Progress):
+                self._progress = message
+                logger.info(
+                    "%s joined at %s; waiting for %s", self._me.id, self._peer, ", ".join(message.missing)
+                )
+
+    def _drain_events(self, now: float) -> None:
+        for event in self._channel.drain_events():
+            if event.kind == CONNECTED:
+                self._connected_at = now
+            elif event.kind == HANDSHAKE_DONE:
+                self._answered = self._hello_due = True
+                self._broken = 0
+            elif event.kind == DISCONNECTED:
+                self._progress = None
+            elif event.kind == HANDSHAKE_FOREIGN:
+                raise AddressRefused(
+                    f"What listens at {self._peer} (AFD_PEER) is no AFD control plane of this version."
+                )
+            elif event.kind == HANDSHAKE_BROKEN and now - self._connected_at < 5:
+                self._broken += 1
+                if self._broken == 1:
+                    self._broken_since = now
+        if self._broken >= TURNED_AWAY_TIMES and now - self._broken_since >= TURNED_AWAY_S:
+            raise TokenRejected(
+                f"{self._peer} (AFD_PEER) turned {self._me.id} away {self._broken} times before any message: "
+                "the token differs from that of the FFN service (AFD_TOKEN), or something else listens there."
+            )
+
+    def _timeout_message(self) -> str:
+        bound = f"{self._settings.rendezvous_timeout_s:g} s (AFD_RENDEZVOUS_TIMEOUT)"
+        if self._progress is not None:
+            return (
+                f"{self._me.id} joined the rendezvous at {self._peer}, which is incomplete after {bound}. "
+                f"Joined: {', '.join(self._progress.joined)}. Missing: {', '.join(self._progress.missing)}. "
+                f"{WORKER_HINT}"
+            )
+        if self._answered:
+            return (
+                f"{self._me.id} reached {self._peer} (AFD_PEER), but was not admitted within {bound}: the FFN service "
+                "there is still busy with an earlier life, or has ended; see its log."
+            )
+        return (
+            f"Nobody answered {self._me.id} at {self._peer} (AFD_PEER) within {bound}. Joined: {self._me.id}. "
+            f"Missing: {m.MemberId(Role.FFN, 0)}, which hosts the rendezvous; start it there (afd ffn), or correct the address."
+        )
