@@ -22,7 +22,7 @@ _HOSTS_ALLOWED = re.compile(
     r"|[$%{<].*|HOST|\.\.\.",
 )
 _INDEX = re.compile(
-    r"(?<![\w-])--(?:extra-)?index-url|(?<![\w-])--find-links|^\s*(?:extra[-_])?index[-_]url\s*="
+    r"(?<![\w-])--(?:extra-)?index-url|(?<![\w-])--find[-]links|^\s*(?:extra[-_])?index[-_]url\s*="
     r"|\b(?:PIP|UV)_(?:EXTRA_)?(?:INDEX|DEFAULT_INDEX)(?:_URL)?\b|\bpypi\.(?:org|python)|\bpythonhosted\b",
     re.IGNORECASE | re.MULTILINE,
 )
