@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planted faults: siblings of a checkpoint that are wrong in one known way, to be loaded by the FFN side only.
+"""Planted faults: siblings of a checkpoint, wrong in one known way, to be loaded by the FFN side only.
 
 A parity check that passes with one of them loaded checks nothing. Each fault edits weights, so no product
 code is touched and the fault arrives through the same path as the right weights.

@@ -104,7 +104,9 @@ def _positions(
 
 def _equal_entries(ours: Generation, theirs: Generation) -> int:
     return sum(
-        left == right for one, other in _positions(ours, theirs) for left, right in zip(one, other, strict=True)
+        left == right
+        for one, other in _positions(ours, theirs)
+        for left, right in zip(one, other, strict=True)
     )
 
 
@@ -122,5 +124,6 @@ def _largest_difference(ours: Generation, theirs: Generation) -> float:
 def _difference(left: Mapping[int, float], right: Mapping[int, float]) -> float:
     least = min(right.values())
     return max(
-        abs(value - right[token]) if token in right else max(0.0, value - least) for token, value in left.items()
+        abs(value - right[token]) if token in right else max(0.0, value - least)
+        for token, value in left.items()
     )

@@ -26,7 +26,7 @@ PAD_TOKEN, PAD_ID = "<pad>", 2
 UNKNOWN_TOKEN, UNKNOWN_ID = "<unk>", 3
 
 ARCHITECTURES_WITHOUT_MLA_ON_CPU = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"})
-"""Architectures that use MLA on a GPU and, with `VLLM_MLA_DISABLE=1`, plain multi-head attention on the CPU."""
+"""Use MLA on a GPU, and plain multi-head attention on the CPU, where `VLLM_MLA_DISABLE=1` is needed."""
 
 
 @dataclass(frozen=True)
