@@ -9,6 +9,7 @@ reading, ``RoleLoading.before_weights`` runs: that is where the roles compare fi
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -129,6 +130,8 @@ class AFDModelLoader(DefaultModelLoader):
             source.fall_back_to_pt,
             source.allow_patterns_overrides,
         )
+        if self.counter_before_loading_weights == 0.0:
+            self.counter_before_loading_weights = time.perf_counter()
         for file in sorted(files):
             with safe_open(file, framework="pt") as shard:
                 for name in shard.keys():  # noqa: SIM118 - safe_open is not a mapping

@@ -111,7 +111,10 @@ class HeldBytes:
 
 
 def held_bytes(model: nn.Module) -> HeldBytes:
-    """Count the parameters of ``model`` by their place in its MoE runners."""
+    """Count the parameters of ``model`` by their place in its MoE runners.
+
+    A correction bias that the gate shares with its experts counts with the experts, whose router uses it.
+    """
     routed: list[torch.Tensor] = []
     shared: list[torch.Tensor] = []
     gate: list[torch.Tensor] = []
@@ -121,7 +124,7 @@ def held_bytes(model: nn.Module) -> HeldBytes:
             if module.shared_experts is not None:
                 shared += module.shared_experts.parameters()
             if module.gate is not None:
-                gate += module.gate.parameters()
+                gate += [p for p in module.gate.parameters() if not any(p is r for r in routed)]
     total = tensor_bytes(model.parameters())
     parts = [tensor_bytes(routed), tensor_bytes(shared), tensor_bytes(gate)]
     return HeldBytes(total, *parts, other=total - sum(parts))
