@@ -66,7 +66,8 @@ class Endpoint:
             text = response.read().decode()
         except (OSError, http.client.HTTPException) as error:
             raise RequestError(
-                f"http://{self.host}:{self.port}{path} gave no answer within {REQUEST_TIMEOUT_S:.0f} s: {error}"
+                f"http://{self.host}:{self.port}{path} gave no answer "
+                f"within {REQUEST_TIMEOUT_S:.0f} s: {error}"
             ) from error
         finally:
             connection.close()

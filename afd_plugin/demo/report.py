@@ -107,8 +107,8 @@ def print_report(outcomes: Mapping[str, Outcome], console: Console) -> None:
     console.print(
         "Each checkpoint was served twice: by vLLM alone (native) and by AFD as one attention and one FFN "
         "process. Both got the same requests, one at a time. An answer is equal when every token is; a "
-        "log-probability when every bit is. An exchange sends one MoE layer's tokens to the experts and back; "
-        "models this small mostly show its cost.",
+        "log-probability when every bit is. An exchange sends one MoE layer's tokens to the experts and "
+        "back; models this small mostly show its cost.",
         highlight=False,
     )
     notes = {outcome.note for outcome in outcomes.values() if outcome.note}

@@ -24,10 +24,10 @@ from afd_plugin.demo.prompts import MAX_TOKENS, PROMPTS
 from afd_plugin.demo.recipes import RECIPES, Recipe
 from afd_plugin.demo.records import Generation, Record
 from afd_plugin.demo.report import Outcome, print_report, write_report
-from afd_plugin.demo.service import Command, Service, ServiceFailed, afd_command, native_command
+from afd_plugin.demo.service import Command, Service, ServiceError, afd_command, native_command
 
 REPORT_NAME = "demo-report.json"
-TIMED_ROUNDS = 3
+TIMED_ROUNDS = 2
 """How often each prompt is sent to each server; the first round is the compared one."""
 
 CPU_CELL_NOTE = (
@@ -50,7 +50,7 @@ def run_demo(
         cache: folder of the checkpoints; `checkpoints.cache_folder()` by default.
 
     Raises:
-        ServiceFailed: a server did not start or stop.
+        ServiceError: a server did not start or stop.
     """
     out = Console() if console is None else console
     started = time.monotonic()
@@ -96,7 +96,7 @@ def serve_both(
         for kind, service in services.items():
             status = service.stop()
             if status and kind == "afd":
-                raise ServiceFailed(f"AFD ended with status {status} instead of 0; {service.tail()}")
+                raise ServiceError(f"AFD ended with status {status} instead of 0; {service.tail()}")
         reports = services["afd"].role_reports()
     parity = compare(records["native"], records["afd"])
     return outcome_of(recipe, parity, sum(checkpoints.tensor_bytes(model).values()), reports, steps)
@@ -130,11 +130,11 @@ def outcome_of(
     reports: Mapping[str, Mapping[str, Any]],
     steps: Mapping[str, float],
 ) -> Outcome:
-    """Combine a comparison with what the workers reported; ServiceFailed when a role reported nothing."""
+    """Combine a comparison with what the workers reported; ServiceError when a role reported nothing."""
     attention = [report for name, report in reports.items() if name.startswith("attention-")]
     ffn = [report for name, report in reports.items() if name.startswith("ffn-")]
     if not attention or not ffn:
-        raise ServiceFailed(f"reports of both roles were expected, found {sorted(reports)}")
+        raise ServiceError(f"reports of both roles were expected, found {sorted(reports)}")
     return Outcome(
         parity=parity,
         native_bytes=native_bytes,
@@ -149,13 +149,12 @@ def outcome_of(
 
 
 def child_environment() -> dict[str, str]:
-    """What every server gets besides this process's environment.
+    """The environment of every server: this process's, the CPU cell's variables, and byte-code allowed.
 
-    Byte-code must be written and reused: without it every process compiles vLLM and torch from source, which
-    doubles a start.
+    Without byte-code every process compiles vLLM and torch from source, which doubles a start.
     """
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    return dict(CPU_ENVIRONMENT)
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**inherited, **CPU_ENVIRONMENT}
 
 
 def _total(reports: Iterable[Mapping[str, Any]], key: str) -> int:

@@ -2,7 +2,6 @@
 """Starts, awaits and ends one server of the demo: native vLLM, or AFD through `afd serve`."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ Command = Callable[[Path, str, int, EngineArguments], list[str]]
 """Checkpoint folder, served name, port and engine arguments to a command line."""
 
 
-class ServiceFailed(AFDError):
+class ServiceError(AFDError):
     """A server of the demo did not start, ended too early or did not stop; the end of its log is quoted."""
 
     name = "demo-service-failed"
@@ -61,7 +60,7 @@ class Service:
         folder: Path,
         environment: Mapping[str, str],
     ) -> None:
-        """Start the server at once; its log and role reports go to `folder`."""
+        """Start the server at once with exactly `environment`; its log and role reports go to `folder`."""
         folder.mkdir(parents=True)
         self.folder = folder
         self.log = folder / "server.log"
@@ -71,7 +70,7 @@ class Service:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command(model, name, self.endpoint.port, engine),
-                env={**os.environ, **environment, "AFD_ROLE_REPORT_DIR": str(folder)},
+                env={**environment, "AFD_ROLE_REPORT_DIR": str(folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -94,25 +93,25 @@ class Service:
         """Wait until the server is healthy; returns the seconds since its start."""
         while not self.endpoint.healthy():
             if self._process.poll() is not None:
-                raise ServiceFailed(
+                raise ServiceError(
                     f"the server ended with {self._process.returncode} before it served; {self.tail()}"
                 )
             if time.monotonic() - self._started > timeout_s:
-                raise ServiceFailed(f"the server was not ready after {timeout_s:.0f} s; {self.tail()}")
+                raise ServiceError(f"the server was not ready after {timeout_s:.0f} s; {self.tail()}")
             time.sleep(_POLL_S)
         self._reservation.close()
         return time.monotonic() - self._started
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Ask the server to end (SIGTERM) and return its exit status; ServiceFailed when it does not."""
+        """Ask the server to end (SIGTERM) and return its exit status; ServiceError when it does not."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
             status = self._process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise ServiceFailed(f"the server did not end within {timeout_s:.0f} s; {self.tail()}") from None
+            raise ServiceError(f"the server did not end within {timeout_s:.0f} s; {self.tail()}") from None
         if not wait_gone([self._process.pid], 10.0):
-            raise ServiceFailed(f"the server ended but left processes behind; {self.tail()}")
+            raise ServiceError(f"the server ended but left processes behind; {self.tail()}")
         return status
 
     def role_reports(self) -> dict[str, dict[str, Any]]:

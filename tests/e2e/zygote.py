@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -58,8 +58,9 @@ class Zygote:
     Every process it forked and that still runs is killed when the context ends.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], preloaded: Sequence[str] = PRELOADED) -> None:
         """`environment` is what vLLM is imported with; a start's own environment replaces it afterwards."""
+        self._preloaded = tuple(preloaded)
         self._environment = dict(environment)
         self._folder = tempfile.TemporaryDirectory(prefix="zygote-")
         self._process: subprocess.Popen[bytes] | None = None
@@ -76,7 +77,7 @@ class Zygote:
         words = [sys.executable, "-IS", str(handover), str(address), sys.executable]
         self.python.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
         self.python.chmod(0o755)
-        command = [sys.executable, "-m", "tests.e2e.zygote", str(address), str(self.python)]
+        command = [sys.executable, "-m", "tests.e2e.zygote", str(address), str(self.python), *self._preloaded]
         root = Path(__file__).parents[2]
         self._process = subprocess.Popen(command, env=self._environment, cwd=root, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -241,15 +242,15 @@ def run(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """`python -m tests.e2e.zygote SOCKET PYTHON`: import, serve; a fork leaves the loop for its program."""
-    address, python = sys.argv[1:]
+    """`python -m tests.e2e.zygote SOCKET PYTHON MODULES`: import, serve; a fork runs its program."""
+    address, python, *preloaded = sys.argv[1:]
     import gc
 
-    for name in PRELOADED:
+    for name in preloaded:
         importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
-        raise RuntimeError(f"importing vLLM left {threads} threads; a fork would lose all but one")
+        raise RuntimeError(f"importing {preloaded} left {threads} threads; a fork would lose all but one")
     gc.collect()
     gc.freeze()
     parent = os.getpid()
