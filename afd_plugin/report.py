@@ -35,7 +35,12 @@ def phase(name: str, **details: str | int | float) -> None:
 
 
 def failure(error: BaseException) -> None:
-    """Tell the launcher why this process is about to fail; the first report of a tree decides its verdict."""
+    """Tell the launcher why this process is about to fail; the first report of a child's tree is its verdict.
+
+    An exit on request (``SystemExit``, ``KeyboardInterrupt``) is no failure and is not reported.
+    """
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        return
     if isinstance(error, AFDError):
         name, code = error.name, error.exit_code
     else:

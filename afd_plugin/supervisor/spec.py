@@ -86,24 +86,20 @@ _REFUSED, _TIMEOUT, _PEER = 2, 4, 3
 def choose_cause(faults: tuple[Fault, ...]) -> Fault | None:
     """The fault that best explains the end of a service.
 
-    Faults arrive in the order in which they were noticed, and one fault makes others: the peer of a
-    process that died reports a lost peer. A refusal explains everything after it; then a fault of a
-    process's own; then a rendezvous that timed out; a lost peer explains the least. Within a class, the
-    first one noticed wins, except that a fault with a sentence of its own beats a bare death of the same
-    child.
+    Faults arrive in the order in which they were noticed, and one fault makes others: inside a child the
+    processes above a failed worker fail in turn, and the peer of a process that died reports a lost peer.
+    So of each child only the first fault with a sentence of its own counts (a bare death only without
+    one). Among children a refusal explains everything else; then a fault of a process's own; then a
+    rendezvous that timed out; a lost peer explains the least.
     """
-    if not faults:
-        return None
+    first: dict[str, tuple[int, Fault]] = {}
+    for index, fault in enumerate(faults):
+        known = first.get(fault.child)
+        if known is None or (known[1].error == "child-died" != fault.error):
+            first[fault.child] = (index, fault)
     rank = {_REFUSED: 0, _TIMEOUT: 2, _PEER: 3}
-    named = {fault.child for fault in faults if fault.error != "child-died"}
-
-    def weight(item: tuple[int, Fault]) -> tuple[int, int]:
-        index, fault = item
-        if fault.error == "child-died" and fault.child in named:
-            return 4, index
-        return rank.get(fault.exit_code, 1), index
-
-    return min(enumerate(faults), key=weight)[1]
+    ordered = sorted(first.values(), key=lambda item: (rank.get(item[1].exit_code, 1), item[0]))
+    return ordered[0][1] if ordered else None
 
 
 def describe_exit(name: str, returncode: int) -> str:

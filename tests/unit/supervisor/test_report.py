@@ -22,6 +22,7 @@ def test_phases_and_failures_arrive_in_order(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv(report.SOURCE_VARIABLE, "ffn-0")
     report.phase("serving", url="http://127.0.0.1:1")
     report.failure(RendezvousTimeout("Lane 0 is missing."))
+    report.failure(SystemExit(0))
     report.failure(ValueError("a plain error"))
     got = [arrived.get(timeout=5) for _ in range(3)]
     inbox.close()

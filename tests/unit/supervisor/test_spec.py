@@ -12,6 +12,7 @@ LOST = Fault("attention-0", "peer-lost", "FFN group 0 closed its connection.", 3
 REFUSED = Fault("attention-0", "config-refused", "Unknown key.", 2)
 LATE = Fault("ffn-0", "rendezvous-timeout", "Lane 0 is missing.", 4)
 OWN = Fault("ffn-0", "RuntimeError", "layer 3 failed", 1)
+ABOVE = Fault("ffn-0", "RuntimeError", "Engine core initialization failed.", 1)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,8 @@ OWN = Fault("ffn-0", "RuntimeError", "layer 3 failed", 1)
         ((LOST, LATE), LATE),
         ((DIED, OWN), OWN),
         ((LOST, OWN, DIED), OWN),
+        ((LATE, ABOVE, DIED), LATE),
+        ((LOST, LATE, ABOVE), LATE),
     ],
 )
 def test_the_cause_is_the_fault_that_explains_the_others(

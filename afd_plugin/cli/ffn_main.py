@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FFN child: vLLM's multiprocessing executor and one RPC that serves. No engine core, scheduler or KV
+cache.
+
+Run by the launcher as ``python -m afd_plugin.cli.ffn_main AFD_JSON MODEL [vLLM's engine options]``, once
+per FFN group.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from argparse import Namespace
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from afd_plugin import report
+from afd_plugin.cli.child import EngineFailure, checked_config, run_child
+from afd_plugin.config import AFDConfig
+from afd_plugin.errors import ConfigRefused
+
+if TYPE_CHECKING:
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+
+def serve(args: Namespace, afd: AFDConfig) -> None:
+    """Load the FFN's half and serve until attention shuts the service down or SIGTERM arrives.
+
+    Raises:
+        EngineFailure: a worker died or raised.
+    """
+    from vllm.v1.executor.abstract import Executor
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    _match_batch_sizes(args, afd)
+    config = checked_config(args, afd)
+    executor_class = Executor.get_class(config)
+    if not issubclass(executor_class, MultiprocExecutor):
+        raise ConfigRefused(
+            f"vLLM chose {executor_class.__name__}; the FFN needs --distributed-executor-backend mp."
+        )
+    report.phase("starting the workers")
+    try:
+        executor = executor_class(config)
+    except RuntimeError as error:
+        raise EngineFailure(
+            f"The FFN's workers did not start ({error}); the log above has the reason."
+        ) from error
+    _serve(executor)
+
+
+def _serve(executor: MultiprocExecutor) -> None:
+    asked = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        for worker in executor.workers:  # they leave their wait, tell attention, and close both planes
+            worker.proc.terminate()
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        future = executor.collective_rpc("afd_serve", non_block=True)
+        report.phase("serving")
+        future.result()
+    except RuntimeError as error:
+        if asked:
+            return
+        raise EngineFailure(f"The FFN stopped serving ({error}); the log above has the reason.") from error
+    finally:
+        executor.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _match_batch_sizes(args: Namespace, afd: AFDConfig) -> None:
+    """Give the FFN the attention role's default batch size, which vLLM derives from that role's parallel
+    sizes.
+    """
+    if args.max_num_batched_tokens is not None or afd.topology.attention_tp == afd.topology.ffn_tp:
+        return
+    as_attention = Namespace(**{**vars(args), "tensor_parallel_size": afd.topology.attention_tp})
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    config = AsyncEngineArgs.from_cli_args(as_attention).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    args.max_num_batched_tokens = config.scheduler_config.max_num_batched_tokens
+
+
+if __name__ == "__main__":
+    sys.exit(run_child(serve, sys.argv[1:]))
