@@ -32,6 +32,8 @@ ONE_AT_A_TIME: BatchPlan = tuple((index,) for index in range(len(PROMPTS)))
 ALL_TOGETHER: BatchPlan = (tuple(range(len(PROMPTS))),)
 
 RECORD_NAME = "record.json"
+RECORD_FORMAT = 1
+"""Raise it when the recorder records something else for the same run; old references are then not reused."""
 DEFAULT_TIMEOUT_S = 300.0
 
 
@@ -122,27 +124,32 @@ def reference(
     cell: str = "cpu",
     cache: Path | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    python: Path | None = None,
 ) -> Record:
     """The native record of this run, from the cache or made now by a child process.
 
     The key is the checkpoint's folder name (it carries the recipe's digest), the engine arguments, the plan,
-    the prompts, the versions of vLLM and torch, the processor and the cell.
+    the prompts, the versions of vLLM and torch, the processor and the cell. `python` runs the child process,
+    this interpreter by default.
     """
     key = {
         "arguments": {**engine.keywords(), **(extra or {})},
         "cell": cell,
+        "format": RECORD_FORMAT,
         "machine": _machine(),
         "model": model.name,
         "plan": plan,
         "prompts": [PROMPTS, MAX_TOKENS],
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    base = (cache_folder() if cache is None else cache).parent / "references"
+    base = (cache_folder() if cache is None else cache) / "references"
 
     def build(folder: Path) -> None:
         arguments = command(model, folder / RECORD_NAME, engine, plan, extra)
         environment = {**os.environ, **(CPU_ENVIRONMENT if cell == "cpu" else {})}
-        subprocess.run([sys.executable, *arguments], env=environment, check=True, timeout=timeout_s)
+        subprocess.run(
+            [str(python or sys.executable), *arguments], env=environment, check=True, timeout=timeout_s
+        )
         (folder / "key.json").write_text(json.dumps(key, indent=1) + "\n", encoding="utf-8")
 
     return read_record(build_once(base / f"{model.name}-{digest}", build) / RECORD_NAME)
