@@ -233,11 +233,11 @@ def _create_cell(
         try:
             capture([sys.executable, "-m", "venv", "--without-pip", cell], env=_quiet())
             installer(cell, lock_files, lock_descriptor)
-            verify(cell / "bin" / "python", expected)
         except (CommandError, SetupError) as error:
             failures.append(f"{installer.__name__}: {error}")
             print(f"{installer.__name__} did not work ({str(error).splitlines()[0]})", flush=True)
             continue
+        verify(cell / "bin" / "python", expected)
         done = {"installer": installer.__name__, "seconds": round(time.monotonic() - started, 1)}
         write_atomically(cell / MARKER, json.dumps(done) + "\n")
         return
@@ -245,8 +245,12 @@ def _create_cell(
 
 
 def verify(python: Path, expected: frozenset[str]) -> None:
-    """Raise SetupError unless `pip check` under `python` prints exactly the `expected` lines."""
-    printed = capture([python, "-m", "pip", "check"], env=_quiet(), check=False).stdout
+    """Raise SetupError unless `pip check` under `python` prints exactly the `expected` lines.
+
+    It needs no index, so none of the user's configuration (a `quiet`, say) has a say in what it prints.
+    """
+    bare = _quiet() | {"PIP_CONFIG_FILE": os.devnull}
+    printed = capture([python, "-m", "pip", "--isolated", "check"], env=bare, check=False).stdout
     if complaints := check_complaints(printed, expected):
         raise SetupError("`pip check` does not print what it should: " + "; ".join(complaints))
 
@@ -338,7 +342,10 @@ def _requirement_options(lock_files: Sequence[Path]) -> list[str]:
 
 
 def _quiet() -> dict[str, str]:
-    return clean_environment() | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+    """A child's variables without those that send pip's installations elsewhere; indexes stay the user's."""
+    elsewhere = {"PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PIP_ROOT", "PIP_TARGET", "PIP_USER"}
+    base = {key: value for key, value in clean_environment().items() if key not in elsewhere}
+    return base | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
 
 
 @functools.cache

@@ -83,7 +83,21 @@ def test_the_wheels_own_python_gets_no_platform_line() -> None:
     assert env.expected_pip_check(wheels_own) == {env.TORCH_PIN_LINE}
 
 
-def test_this_environment_passes_its_own_pip_check() -> None:
+def test_a_cell_that_pip_check_finds_wrong_never_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(env, "NEEDED_BYTES", 0)
+    monkeypatch.setattr(env, "install_with_uv", lambda cell, lock_files, lock_descriptor: None)
+    with pytest.raises(env.SetupError, match="`pip check` does not print what it should"):
+        env.ensure(checkout=tmp_path, cells=tmp_path / "cells")
+    assert list((tmp_path / "cells").glob(f"cpu-*/{env.MARKER}")) == []
+
+
+def test_this_environment_passes_its_own_pip_check_whatever_the_user_configured_for_pip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PIP_QUIET", "1")
+    monkeypatch.setenv("PIP_TARGET", "/nowhere")
     env.verify(Path(sys.executable), frozenset({env.TORCH_PIN_LINE}))
     with pytest.raises(env.SetupError, match="missing: a line that is not there"):
         env.verify(Path(sys.executable), frozenset({env.TORCH_PIN_LINE, "a line that is not there"}))
