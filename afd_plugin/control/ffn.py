@@ -206,7 +206,7 @@ class FFNControl(Control):
                     f"Not ready after {bound:g} s (AFD_READY_TIMEOUT): {', '.join(map(str, waiting))}. "
                     "They are alive and still load; raise the bound if the model is large."
                 )
-                self._tell_all(refusal(error))
+                self.abort(error)
                 raise error
             self._wait(remaining)
 
@@ -282,7 +282,7 @@ class FFNControl(Control):
             try:
                 identity, frame = frames
                 message = m.decode(frame)
-            except (ValueError, m.MalformedMessage):
+            except (ValueError, m.MalformedMessageError):
                 self.statistics.dropped["malformed"] += 1
                 continue
             member = self._identities.get(identity)
@@ -326,7 +326,7 @@ class FFNControl(Control):
         members = {member.id: member for member in self.membership.members}
         try:
             introduction = opened(message)
-        except m.MalformedMessage:
+        except m.MalformedMessageError:
             self.statistics.dropped["malformed"] += 1
             return
         except ProtocolVersionMismatch as error:

@@ -193,8 +193,6 @@ class Control:
                 if isinstance(message, m.Go) and message.epoch == self.membership.epoch:
                     self._membership = self.membership.with_data(message.data)
                     return self._membership
-                if isinstance(message, m.Refuse):
-                    raise RendezvousTimeout(message.message)
                 self.statistics.dropped["unexpected"] += 1
             self._wait(remaining)
         raise RendezvousTimeout(

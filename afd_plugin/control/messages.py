@@ -3,7 +3,7 @@
 
 Every message is one MessagePack map tagged with its kind, decoded into a typed, frozen struct; nothing is
 pickled. A frame is at most :data:`MAX_FRAME_BYTES` long, and whatever does not decode is
-:class:`MalformedMessage`, which a receiver counts and drops.
+:class:`MalformedMessageError`, which a receiver counts and drops.
 
 Only :class:`Hello` must stay decodable across versions: it carries the version in clear and everything else
 as an opaque body, so that another version is refused by name rather than dropped as malformed.
@@ -35,7 +35,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Tokens: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class MalformedMessage(ProtocolError):
+class MalformedMessageError(ProtocolError):
     """Bytes that are no message of this protocol version."""
 
     name = "malformed-message"
@@ -258,7 +258,7 @@ def decode(frame: bytes) -> Message:
     """Decode one frame.
 
     Raises:
-        MalformedMessage: The bytes are no message of this protocol.
+        MalformedMessageError: The bytes are no message of this protocol.
     """
     return _decode(_MESSAGES, frame)  # type: ignore[no-any-return]
 
@@ -272,7 +272,7 @@ def introduction(message: Hello) -> Introduction:
     """The body of a Hello of this protocol version.
 
     Raises:
-        MalformedMessage: The body does not decode.
+        MalformedMessageError: The body does not decode.
     """
     return _decode(_INTRODUCTIONS, message.body)  # type: ignore[no-any-return]
 
@@ -290,8 +290,8 @@ def clip_traceback(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
     if len(frame) > MAX_FRAME_BYTES:
-        raise MalformedMessage(f"A frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}.")
+        raise MalformedMessageError(f"A frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}.")
     try:
         return decoder.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
-        raise MalformedMessage(f"A frame of {len(frame)} bytes does not decode: {error}") from None
+        raise MalformedMessageError(f"A frame of {len(frame)} bytes does not decode: {error}") from None

@@ -360,7 +360,7 @@ class Monitor:
     def _decoded(self, frame: bytes) -> m.Message | None:
         try:
             message = m.decode(frame)
-        except m.MalformedMessage:
+        except m.MalformedMessageError:
             self._statistics.dropped["malformed"] += 1
             return None
         if isinstance(
@@ -495,7 +495,7 @@ class Monitor:
 
 def _failure_of(message: m.Abort, origin: str) -> AFDError:
     kind = by_name(message.error)
-    if kind is PeerLost or kind is PeerShutDown:
+    if kind is PeerLost or kind is PeerShutDown or kind is RendezvousTimeout:
         return kind(message.reason)
     return PeerAborted(f"{origin} failed: {message.reason}", message.reason, message.traceback_tail)
 

@@ -92,6 +92,7 @@ class Host:
         self._left: set[m.MemberId] = set()
         self._verdict: Refused | None = None
         self._told: set[bytes] = set()
+        self._leaving: set[int] = set()
 
     @property
     def identities(self) -> dict[bytes, m.MemberId]:
@@ -111,10 +112,11 @@ class Host:
             if elapsed >= self._settings.rendezvous_timeout_s:
                 timeout = RendezvousTimeout(self._timeout_message(missing))
                 self._refuse_seated(timeout)
+                self._stay(everybody=False)
                 raise timeout
             self._turn(min(_TICK_S, self._settings.rendezvous_timeout_s - elapsed))
             if self._verdict is not None:
-                self._stay_to_refuse()
+                self._stay(everybody=True)
                 raise self._verdict
         return self._welcome()
 
@@ -153,6 +155,7 @@ class Host:
             if event.kind == HANDSHAKE_FOREIGN:
                 self._statistics.strangers += 1
             elif event.kind == DISCONNECTED:
+                self._leaving.discard(event.value)
                 for id_ in [id_ for id_, seat in self._seats.items() if seat.descriptor == event.value]:
                     logger.warning("%s left the rendezvous again", id_)
                     del self._seats[id_]
@@ -161,7 +164,7 @@ class Host:
     def _handle(self, identity: bytes, descriptor: int, frame: bytes) -> None:
         try:
             message = m.decode(frame)
-        except m.MalformedMessage:
+        except m.MalformedMessageError:
             self._statistics.dropped["malformed"] += 1
             return
         if not isinstance(message, m.Hello):
@@ -169,10 +172,10 @@ class Host:
             return
         try:
             introduction = opened(message)
-        except m.MalformedMessage:
+        except m.MalformedMessageError:
             self._statistics.dropped["malformed"] += 1
         except ProtocolVersionMismatch as error:
-            self._refuse(identity, error)
+            self._refuse(identity, descriptor, error)
         else:
             self._admit(identity, descriptor, introduction)
 
@@ -188,7 +191,7 @@ class Host:
             logger.info("%s (%s) joined the rendezvous", member.id, member.process)
             self._report_progress()
             return
-        self._refuse(identity, error)
+        self._refuse(identity, descriptor, error)
         if isinstance(error, FingerprintMismatch) and holder is None and self._verdict is None:
             self._verdict = error
             self._refuse_seated(error)
@@ -199,19 +202,26 @@ class Host:
         for seat in self._seats.values():
             self._send(seat.identity, m.Progress(joined, missing))
 
-    def _stay_to_refuse(self) -> None:
+    def _stay(self, everybody: bool) -> None:
+        """Stay until the refused have read it and left, and, if wished, until everybody has come to be refused.
+
+        A dealer loses what it has not read yet when its peer closes the connection.
+        """
         until = time.monotonic() + REFUSE_GRACE_S
-        while (remaining := until - time.monotonic()) > 0 and len(self._told) < len(self._expected) - 1:
+        while (remaining := until - time.monotonic()) > 0:
+            if not self._leaving and (not everybody or len(self._told) >= len(self._expected) - 1):
+                return
             self._turn(remaining)
 
     def _refuse_seated(self, error: AFDError) -> None:
         for seat in self._seats.values():
-            self._refuse(seat.identity, error)
+            self._refuse(seat.identity, seat.descriptor, error)
 
-    def _refuse(self, identity: bytes, error: AFDError) -> None:
+    def _refuse(self, identity: bytes, descriptor: int, error: AFDError) -> None:
         self._statistics.refused[error.name] += 1
         logger.error("Refused a member: %s", error.line())
         self._told.add(identity)
+        self._leaving.add(descriptor)
         self._send(identity, refusal(error))
 
     def _send(self, identity: bytes, message: m.Message) -> None:
@@ -245,7 +255,7 @@ def opened(message: m.Hello) -> m.Introduction:
 
     Raises:
         ProtocolVersionMismatch: It speaks another version.
-        MalformedMessage: It does not decode.
+        MalformedMessageError: It does not decode.
     """
     if message.version != m.PROTOCOL_VERSION:
         raise ProtocolVersionMismatch(
@@ -399,6 +409,11 @@ class Joining:
             return (
                 f"{self._me.id} reached {self._peer} (AFD_PEER), but was not admitted within {bound}: the FFN service "
                 "there is still busy with an earlier life, or has ended; see its log."
+            )
+        if self._connected_at:
+            return (
+                f"{self._peer} (AFD_PEER) accepts connections, but its handshake with {self._me.id} did not "
+                f"finish within {bound}: what listens there is stopped, or is no AFD control plane."
             )
         return (
             f"Nobody answered {self._me.id} at {self._peer} (AFD_PEER) within {bound}. Joined: {self._me.id}. "
