@@ -64,6 +64,7 @@ class Interpreter:
     implementation: str
     version: tuple[int, int, int]
     platform: str
+    libc: tuple[str, str] = ("glibc", "2.36")  # not part of the key: a wheel that fits an older one fits
 
     @classmethod
     def running(cls) -> Interpreter:
@@ -73,6 +74,7 @@ class Interpreter:
             platform.python_implementation(),
             (version.major, version.minor, version.micro),
             sysconfig.get_platform(),
+            platform.libc_ver(),
         )
 
     @property
@@ -89,6 +91,11 @@ class Interpreter:
             )
         if not self.platform.startswith("linux-"):
             raise SetupError(f"this is {self.platform}; vLLM {VLLM_VERSION} runs on Linux only")
+        name, release = self.libc
+        if name != "glibc" or tuple(map(int, release.split(".")[:2])) < (2, 31):
+            raise SetupError(
+                f"this system has {name or 'another C library'} {release}; wheels need glibc 2.31"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

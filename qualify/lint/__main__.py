@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qualify.lint import code, text
+from qualify.lint.dependencies import dependencies
 from qualify.lint.findings import Finding, without_allowed
 from qualify.process import CommandError, capture
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = re.compile(r"afd_plugin/.+\.py")
 
 
 def tracked(root: Path) -> list[str]:
@@ -54,7 +58,17 @@ def check(root: Path) -> list[Finding]:
         if name.endswith(".md"):
             own += text.links(name, content, names)
         findings += without_allowed(name, content, own)
+    package = {name: source for name, source in contents.items() if PACKAGE.fullmatch(name)}
+    findings += dependencies(contents["pyproject.toml"], _parsed(package))
     return sorted([*findings, *text.versions(contents)])
+
+
+def _parsed(sources: Mapping[str, str]) -> dict[str, ast.AST]:
+    trees: dict[str, ast.AST] = {}
+    for name, source in sources.items():
+        with contextlib.suppress(SyntaxError):  # check_python has reported it
+            trees[name] = ast.parse(source, name)
+    return trees
 
 
 def fix(root: Path) -> list[str]:

@@ -12,6 +12,8 @@ import pytest
 from qualify import environment as env
 from qualify.process import CommandError, capture
 
+OLD_GLIBC = env.Interpreter("CPython", (3, 12, 0), "linux-x86_64", ("glibc", "2.28"))
+MUSL = env.Interpreter("CPython", (3, 12, 0), "linux-x86_64", ("", ""))
 CPYTHON_311 = env.Interpreter("CPython", (3, 11, 7), "linux-x86_64")
 
 
@@ -49,6 +51,11 @@ def test_python_310_to_314_is_accepted(minor: int) -> None:
         (env.Interpreter("CPython", (3, 15, 0), "linux-x86_64"), "3.15.0"),
         (env.Interpreter("PyPy", (3, 11, 0), "linux-x86_64"), "PyPy"),
         (env.Interpreter("CPython", (3, 12, 0), "macosx-14.0-arm64"), "runs on Linux only"),
+        (
+            env.Interpreter("CPython", (3, 12, 0), "linux-x86_64", ("glibc", "2.28")),
+            "2.28; wheels need glibc",
+        ),
+        (MUSL, "another C library"),
     ],
 )
 def test_an_interpreter_the_locks_do_not_fit_is_refused_by_name(

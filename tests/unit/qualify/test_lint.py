@@ -10,6 +10,7 @@ import pytest
 
 from qualify.lint import code, text
 from qualify.lint.__main__ import check, check_python, fix
+from qualify.lint.dependencies import declared, dependencies
 from qualify.lint.findings import Finding, without_allowed
 
 # The faults are put together at run time, so that this file passes the rules it tests.
@@ -179,6 +180,30 @@ def test_rules_about_sleep_hold_in_tests_and_rules_about_waits_in_the_product() 
     assert [f.rule for f in check_python("tests/unit/test_x.py", source)] == ["sleeping"]
     assert [f.rule for f in check_python("afd_plugin/x.py", source)] == ["waiting"]
     assert [f.rule for f in check_python("afd_plugin/x.py", f"{text.SPDX}\nx = (\n")] == ["syntax"]
+
+
+DECLARES = 'dependencies = [\n    "msgspec>=0.19,<1",\n    "pyzmq>=25,<28",\n]\n'
+
+
+def test_declared_dependencies_are_those_imported() -> None:
+    assert declared(DECLARES) == {"msgspec", "pyzmq"}
+    right = {
+        "afd_plugin/a.py": ast.parse("import os, msgspec, torch.nn\ndef f():\n    from zmq.utils import x")
+    }
+    assert list(dependencies(DECLARES, right)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import msgspec, zmq\nfrom yaml import load", "imports yaml"),
+        ("import msgspec\nfrom afd_plugin import zmq", "declares pyzmq"),
+    ],
+)
+def test_an_undeclared_import_and_an_unused_declaration_are_found(source: str, said: str) -> None:
+    found = list(dependencies(DECLARES, {"afd_plugin/a.py": ast.parse(source)}))
+    assert len(found) == 1
+    assert said in found[0].message
 
 
 ALLOW = "# lint:" + " allow"
