@@ -32,9 +32,15 @@ class EngineArguments:
 
     def flags(self) -> list[str]:
         """The same as command-line options of vLLM's server."""
+        return [*self.serving_flags(), "--tensor-parallel-size", str(self.tensor_parallel_size)]
+
+    def serving_flags(self) -> list[str]:
+        """`flags` without parallel sizes, which `afd serve` takes for each role by itself."""
         flags: list[str] = []
         for name, value in asdict(self).items():
             option = name.replace("_", "-")
+            if name == "tensor_parallel_size":
+                continue
             if isinstance(value, bool):
                 flags.append(f"--{option}" if value else f"--no-{option}")
             else:

@@ -6,6 +6,7 @@ starts or stops while requests are timed, and the requests alternate between the
 """
 
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -55,11 +56,12 @@ def run_demo(
     out = Console() if console is None else console
     started = time.monotonic()
     outcomes: dict[str, Outcome] = {}
-    with tempfile.TemporaryDirectory(prefix="afd-demo-") as folder:
-        for name in names:
-            recipe = RECIPES[name]
-            model = checkpoints.make_recipe(recipe, cache)
-            outcomes[name] = serve_both(recipe, model, Path(folder) / name, out)
+    folder = Path(tempfile.mkdtemp(prefix="afd-demo-"))  # kept, with the logs, when a server fails
+    for name in names:
+        recipe = RECIPES[name]
+        model = checkpoints.make_recipe(recipe, cache)
+        outcomes[name] = serve_both(recipe, model, folder / name, out)
+    shutil.rmtree(folder)
     details: dict[str, Any] = {
         "cell": {"name": "cpu", "note": CPU_CELL_NOTE},
         "engine_arguments": EngineArguments().keywords(),

@@ -36,16 +36,24 @@ class ServiceError(AFDError):
 def native_command(model: Path, name: str, port: int, engine: EngineArguments) -> list[str]:
     """vLLM's own OpenAI server."""
     server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    return [*server, "--distributed-executor-backend", "mp", *_common_flags(name, port, engine)]
+    parallel = [
+        "--distributed-executor-backend",
+        "mp",
+        "--tensor-parallel-size",
+        str(engine.tensor_parallel_size),
+    ]
+    return [*server, *parallel, *_common_flags(name, port, engine)]
 
 
 def afd_command(model: Path, name: str, port: int, engine: EngineArguments) -> list[str]:
-    """`afd serve` with one attention and one FFN process."""
-    return [sys.executable, "-m", "afd_plugin.cli", "serve", str(model), *_common_flags(name, port, engine)]
+    """`afd serve` with one attention and one FFN process of the same tensor parallel size."""
+    size = str(engine.tensor_parallel_size)
+    server = [sys.executable, "-m", "afd_plugin.cli", "serve", str(model)]
+    return [*server, "--attention-tp", size, "--ffn-tp", size, *_common_flags(name, port, engine)]
 
 
 def _common_flags(name: str, port: int, engine: EngineArguments) -> list[str]:
-    return ["--host", HOST, "--port", str(port), "--served-model-name", name, *engine.flags()]
+    return ["--host", HOST, "--port", str(port), "--served-model-name", name, *engine.serving_flags()]
 
 
 class Service:

@@ -61,8 +61,9 @@ def test_native_and_afd_get_the_same_engine_arguments() -> None:
     engine = EngineArguments()
     native = native_command(Path("m"), "name", 1, engine)
     afd = afd_command(Path("m"), "name", 1, engine)
-    shared = ["--host", "127.0.0.1", "--port", "1", "--served-model-name", "name", *engine.flags()]
+    shared = ["--host", "127.0.0.1", "--port", "1", "--served-model-name", "name", *engine.serving_flags()]
     assert native[-len(shared) :] == afd[-len(shared) :] == shared
+    assert "--tensor-parallel-size" not in afd
 
 
 def test_servers_run_on_the_cpu_cell_and_may_use_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
