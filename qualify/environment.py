@@ -93,9 +93,8 @@ class Interpreter:
             raise SetupError(f"this is {self.platform}; vLLM {VLLM_VERSION} runs on Linux only")
         name, release = self.libc
         if name != "glibc" or tuple(map(int, release.split(".")[:2])) < (2, 31):
-            raise SetupError(
-                f"this system has {name or 'another C library'} {release}; wheels need glibc 2.31"
-            )
+            seen = f"{name or 'another C library'} {release}".strip()
+            raise SetupError(f"this system has {seen}; the cells' wheels need glibc 2.31 or newer")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,10 +51,7 @@ def test_python_310_to_314_is_accepted(minor: int) -> None:
         (env.Interpreter("CPython", (3, 15, 0), "linux-x86_64"), "3.15.0"),
         (env.Interpreter("PyPy", (3, 11, 0), "linux-x86_64"), "PyPy"),
         (env.Interpreter("CPython", (3, 12, 0), "macosx-14.0-arm64"), "runs on Linux only"),
-        (
-            env.Interpreter("CPython", (3, 12, 0), "linux-x86_64", ("glibc", "2.28")),
-            "2.28; wheels need glibc",
-        ),
+        (OLD_GLIBC, "glibc 2.28; the cells"),
         (MUSL, "another C library"),
     ],
 )
