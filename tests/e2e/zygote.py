@@ -150,7 +150,7 @@ class Server:
                     if start is not None:
                         return start
                 elif key.data[0] == "process":
-                    self._finish(key.fd, key.data[1])
+                    self._finish(key.fd)
                 else:
                     self._forward(key.fileobj, key.data[1])  # type: ignore[arg-type]
 
@@ -190,7 +190,7 @@ class Server:
         for number in signals:
             os.kill(pid, number)
 
-    def _finish(self, process: int, _: int) -> None:
+    def _finish(self, process: int) -> None:
         pid, connection = self._running.pop(process)
         _, status = os.waitpid(pid, 0)
         self._selector.unregister(process)
@@ -212,6 +212,8 @@ def become(start: Start, python: str) -> None:
         os.close(number)
     os.environ.clear()
     os.environ.update(start.environment)
+    added = [name for name in start.environment.get("PYTHONPATH", "").split(os.pathsep) if name]
+    sys.path[1:1] = [name for name in added if name not in sys.path]
     os.chdir(start.folder)
     sys.executable = python
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
