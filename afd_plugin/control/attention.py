@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import TypeVar
 
 import zmq
 
@@ -14,9 +13,10 @@ from afd_plugin.config import LinkSettings, Role
 from afd_plugin.control import messages as m
 from afd_plugin.control.address import Address
 from afd_plugin.control.fingerprint import Fingerprint
+from afd_plugin.control.joining import Joining
+from afd_plugin.control.link import Control, process_name
 from afd_plugin.control.membership import Membership
-from afd_plugin.control.monitor import Neighbours
-from afd_plugin.control.rendezvous import Joining
+from afd_plugin.control.neighbours import Neighbours
 from afd_plugin.control.sockets import Channel, dial
 from afd_plugin.errors import (
     AFDError,
@@ -26,16 +26,6 @@ from afd_plugin.plan import StepPlan
 from afd_plugin.topology import Topology
 
 logger = logging.getLogger(__name__)
-
-LINGER_MS = 500
-LATE_SHUTDOWN_S = 1.0
-"""How long the in-band Shutdown of a lane may trail behind its farewell."""
-
-_BATCH = 256
-_C = TypeVar("_C", bound="Control")
-
-
-from afd_plugin.control.link import Control, process_name
 
 
 class AttentionControl(Control):
@@ -54,7 +44,7 @@ class AttentionControl(Control):
         """Meet all members at ``settings.peer``; once, after the model is built and before weights load.
 
         Raises:
-            Refused: One of its kinds: an address, the token, the fingerprint or the place of this lane is wrong.
+            Refused: One of its kinds: an address, the token, the fingerprint or the lane is wrong.
             RendezvousTimeout: Nobody answered, or members were missing.
         """
         context = self._open(settings)
@@ -111,8 +101,8 @@ class AttentionControl(Control):
                     return
         raise PeerLost(
             f"{me} cannot reach {group.id} ({group.process}) at {address} within "
-            f"{self._settings.failure_timeout_s:g} s (AFD_FAILURE_TIMEOUT); the address that this group gave must be "
-            "reachable from here (AFD_LISTEN and AFD_ADVERTISE of that process)."
+            f"{self._settings.failure_timeout_s:g} s (AFD_FAILURE_TIMEOUT); the address that this group gave "
+            "must be reachable from here (AFD_LISTEN and AFD_ADVERTISE of that process)."
         )
 
     def ready(self, data: Mapping[str, str] | None = None) -> None:
@@ -136,7 +126,7 @@ class AttentionControl(Control):
         return self._wait_go(self._host, timeout_s)
 
     def announce(self, plan: StepPlan) -> None:
-        """Announce the forward pass that is about to run; returns once it is queued, does not wait for the FFN.
+        """Announce the forward pass that is about to run; returns once it is queued.
 
         Raises:
             PeerFailure: A peer has failed; the pass must not run.
@@ -155,7 +145,7 @@ class AttentionControl(Control):
         self._in_band(m.Drain(self._epoch))
 
     def shutdown(self) -> None:
-        """Say that this lane announces nothing any more; the FFN ends when all its lanes have said so. Idempotent."""
+        """Say that this lane announces nothing any more; idempotent. The FFN ends when all its lanes have."""
         if self._shut_down or self._monitor is None or self._closed:
             return
         self._shut_down = True
@@ -185,7 +175,7 @@ class AttentionControl(Control):
             self._send_late(socket, frame)
 
     def _send_late(self, socket: zmq.Socket[bytes], frame: bytes) -> None:
-        """The connection takes nothing now: its queue is full, or it has just closed and the monitor will say so."""
+        """The queue is full, or the connection has just closed and the monitor is about to say so."""
         deadline = time.monotonic() + self._settings.failure_timeout_s
         while time.monotonic() < deadline:
             if socket.poll(50, zmq.POLLOUT):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from dataclasses import replace
 
 import zmq
 
@@ -14,10 +14,13 @@ from afd_plugin.config import LinkSettings, Role
 from afd_plugin.control import messages as m
 from afd_plugin.control.address import Address
 from afd_plugin.control.fingerprint import Fingerprint
+from afd_plugin.control.joining import Joining
+from afd_plugin.control.link import Control, process_name
 from afd_plugin.control.membership import Membership
 from afd_plugin.control.merge import Event, Merger
-from afd_plugin.control.monitor import Monitor, Neighbours
-from afd_plugin.control.rendezvous import Host, Joining, judge, opened, refusal
+from afd_plugin.control.monitor import Monitor
+from afd_plugin.control.neighbours import Neighbours
+from afd_plugin.control.rendezvous import Host, judge, opened, refusal
 from afd_plugin.control.sockets import Channel, Listener, dial, listen
 from afd_plugin.errors import (
     PeerLost,
@@ -30,18 +33,11 @@ from afd_plugin.topology import Topology
 
 logger = logging.getLogger(__name__)
 
-LINGER_MS = 500
 LATE_SHUTDOWN_S = 1.0
 """How long the in-band Shutdown of a lane may trail behind its farewell."""
 
 _BATCH = 256
-_C = TypeVar("_C", bound="Control")
-
-
-from afd_plugin.control.link import Control, process_name
-
 _LONG_S = 3600.0
-from dataclasses import replace
 
 
 class FFNControl(Control):
@@ -69,13 +65,13 @@ class FFNControl(Control):
         data: Mapping[str, str] | None = None,
         on_bound: Callable[[str], None] | None = None,
     ) -> Membership:
-        """Bind ``settings.listen`` and meet all members; once, after the model is built and before weights load.
+        """Bind ``settings.listen`` and meet all members; once, between building the model and its weights.
 
-        Group 0 hosts the rendezvous, the others join it at ``settings.peer``. ``data`` is handed to every member.
-        ``on_bound`` is called with the address that peers dial, which is news when ``listen`` has port 0.
+        Group 0 hosts the rendezvous, the others join it at ``settings.peer``. ``data`` is handed to every
+        member. ``on_bound`` is called with the address that peers dial: news when ``listen`` has port 0.
 
         Raises:
-            Refused: One of its kinds: an address or the token is wrong, the port is in use, a member does not match.
+            Refused: One of its kinds: an address, a port, the token or a member does not fit.
             RendezvousTimeout: Members were missing.
         """
         context = self._open(settings)
@@ -151,7 +147,7 @@ class FFNControl(Control):
         return Neighbours(beats.channel, children, uplink, host.id, self._host, (main.channel,))
 
     def _await_lanes(self) -> None:
-        """Wait until every lane has a step connection: group 0 has them from the rendezvous, others take them now."""
+        """Wait for the lanes' step connections: group 0 has them from the rendezvous, others get them now."""
         deadline = time.monotonic() + self._settings.failure_timeout_s
         while len([id_ for id_ in self._identities.values() if id_.role is Role.ATTENTION]) < len(
             self._lanes
@@ -161,15 +157,12 @@ class FFNControl(Control):
                 attached = {id_.index for id_ in self._identities.values()}
                 missing = ", ".join(str(lane) for lane in self._lanes if lane not in attached)
                 raise PeerLost(
-                    f"Attention lane {missing} did not connect to {self.membership.me} at {self._address()} within "
-                    f"{self._settings.failure_timeout_s:g} s (AFD_FAILURE_TIMEOUT); that address must be reachable from "
-                    "the attention side (AFD_LISTEN, AFD_ADVERTISE)."
+                    f"Attention lane {missing} did not connect to {self.membership.me} within "
+                    f"{self._settings.failure_timeout_s:g} s (AFD_FAILURE_TIMEOUT); the address that this "
+                    "process gave must be reachable from the attention side (AFD_LISTEN, AFD_ADVERTISE)."
                 )
             self._wait(remaining)
             self._receive()
-
-    def _address(self) -> str:
-        return self._me.address if self._me is not None else ""
 
     def ready(self, data: Mapping[str, str] | None = None) -> None:
         """Say that this group has its weights and its data plane; returns at once.
@@ -229,11 +222,11 @@ class FFNControl(Control):
     def next_event(self, timeout_s: float | None = None) -> Event | None:
         """The next step, or other event, that all lanes of this group agree on; sleeps until there is one.
 
-        Returns ``None`` when ``timeout_s`` passes first; without it the wait is bounded by the peers' liveness.
+        Returns ``None`` when ``timeout_s`` passes first; without it, the peers' liveness bounds the wait.
 
         Raises:
             PeerFailure: A peer died, was silent, aborted, or shut down while another still announces steps.
-            ProtocolError: The lanes contradict each other or themselves; the caller should :meth:`abort` with it.
+            ProtocolError: The lanes contradict each other or themselves; :meth:`abort` with it.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -266,8 +259,9 @@ class FFNControl(Control):
         remaining = self._first_end + self._settings.drain_timeout_s - now
         if remaining <= 0:
             raise PeerShutDown(
-                f"Attention lanes {list(merger.ended)} have shut down, but lanes {list(merger.running)} had not "
-                f"{self._settings.drain_timeout_s:g} s later (AFD_DRAIN_TIMEOUT); all lanes of an FFN group stop together."
+                f"Attention lanes {list(merger.ended)} have shut down, but lanes {list(merger.running)} "
+                f"had not {self._settings.drain_timeout_s:g} s later (AFD_DRAIN_TIMEOUT); "
+                "all lanes of an FFN group stop together."
             )
         return min(remaining, LATE_SHUTDOWN_S)
 

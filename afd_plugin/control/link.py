@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ends of the control plane, as the workers use them. The contract is in :mod:`afd_plugin.control`."""
+"""What both ends of the control plane share. The contract is in :mod:`afd_plugin.control`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from afd_plugin.config import LinkSettings
 from afd_plugin.control import messages as m
 from afd_plugin.control.address import Address
 from afd_plugin.control.membership import Membership
-from afd_plugin.control.monitor import Monitor, Neighbours
-from afd_plugin.control.sockets import Channel, dial
+from afd_plugin.control.monitor import Monitor
+from afd_plugin.control.neighbours import Neighbours
+from afd_plugin.control.sockets import Channel, dial, received
 from afd_plugin.control.statistics import Statistics
 from afd_plugin.errors import (
     AddressRefused,
@@ -33,18 +34,14 @@ from afd_plugin.errors import (
 logger = logging.getLogger(__name__)
 
 LINGER_MS = 500
-LATE_SHUTDOWN_S = 1.0
-"""How long the in-band Shutdown of a lane may trail behind its farewell."""
-
-_BATCH = 256
 _C = TypeVar("_C", bound="Control")
 
 
 class Control:
     """What both ends share.
 
-    The sockets belong to the thread that connected; only :meth:`check`, :meth:`on_failure`, :meth:`abort` and the
-    statistics may be used from others. As a context manager it aborts on an exception, then closes.
+    The sockets belong to the thread that connected; only :meth:`check`, :meth:`on_failure`, :meth:`abort`
+    and the statistics may be used from others. As a context manager it aborts on an exception, then closes.
     """
 
     def __init__(self) -> None:
@@ -82,7 +79,7 @@ class Control:
             raise self._monitor.failure
 
     def on_failure(self, callback: Callable[[AFDError], None]) -> None:
-        """Call ``callback`` once, from the monitor thread, on the first failure; at once if it has already happened.
+        """Call ``callback`` once, from the monitor thread, on the first failure; at once if it is known.
 
         It may release what the main thread is blocked in, or end the process. It must not call :meth:`close`.
         """
@@ -107,7 +104,7 @@ class Control:
         self._monitor.abort(name, error, traceback_tail)
 
     def close(self) -> None:
-        """Leave in good order and release threads, sockets and ports; idempotent, bounded by about two seconds."""
+        """Leave in good order and release threads, sockets and ports; idempotent, bounded by seconds."""
         if self._closed:
             return
         self._closed = True
@@ -207,11 +204,5 @@ class Control:
 
 
 def process_name() -> str:
+    """How this process is called in messages to people."""
     return f"pid {os.getpid()} on {platform.node() or 'unknown host'}"
-
-
-def received(socket: zmq.Socket[bytes]) -> bytes | None:
-    try:
-        return socket.recv(zmq.NOBLOCK)
-    except zmq.Again:
-        return None

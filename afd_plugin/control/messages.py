@@ -100,7 +100,7 @@ class Welcome(Struct, frozen=True, tag="welcome"):
 class Refuse(Struct, frozen=True, tag="refuse"):
     """The receiver (or the whole rendezvous) is refused.
 
-    ``error`` is the ``name`` of a class in :mod:`afd_plugin.errors`; ``details`` the lines of a fingerprint diff.
+    ``error`` is the ``name`` of a class in :mod:`afd_plugin.errors`; ``details`` the lines of a diff.
     """
 
     error: str
@@ -249,7 +249,7 @@ def encode(message: Message) -> bytes:
     frame = _ENCODER.encode(message)
     if len(frame) > MAX_FRAME_BYTES:
         raise ProtocolError(
-            f"A {type(message).__name__} message of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}."
+            f"A {type(message).__name__} message is {len(frame)} bytes, over the limit of {MAX_FRAME_BYTES}."
         )
     return frame
 

@@ -2,8 +2,8 @@
 """The rendezvous: everybody knocks at FFN group 0, is compared with it, and learns where the others are.
 
 It happens after a member has built its model and before it loads weights, so that two roles started with
-different models, versions or placements are refused in seconds. :class:`Host` is the side of FFN group 0's leader,
-:func:`join` that of every other member; both are bounded by ``rendezvous_timeout_s``.
+different models, versions or placements are refused in seconds. :class:`Host` is the side of FFN group 0's
+leader, :mod:`~afd_plugin.control.joining` that of every other member; ``rendezvous_timeout_s`` bounds both.
 """
 
 from __future__ import annotations
@@ -17,30 +17,22 @@ import zmq
 
 from afd_plugin.config import LinkSettings, Role
 from afd_plugin.control import messages as m
-from afd_plugin.control.address import Address
 from afd_plugin.control.fingerprint import Fingerprint, diff
 from afd_plugin.control.membership import Membership, expected_members
 from afd_plugin.control.sockets import (
-    CONNECTED,
     DISCONNECTED,
-    HANDSHAKE_BROKEN,
-    HANDSHAKE_DONE,
     HANDSHAKE_FOREIGN,
-    Channel,
     Listener,
 )
 from afd_plugin.control.statistics import Statistics
 from afd_plugin.errors import (
-    AddressRefused,
     AFDError,
     DuplicateMember,
     FingerprintMismatch,
     ProtocolVersionMismatch,
     Refused,
     RendezvousTimeout,
-    TokenRejected,
     UnknownMember,
-    by_name,
 )
 from afd_plugin.topology import Topology
 
@@ -49,10 +41,6 @@ logger = logging.getLogger(__name__)
 REFUSE_GRACE_S = 1.0
 """How long a host that refuses everybody stays to tell members that have not knocked yet."""
 
-TURNED_AWAY_S = 2.0
-"""How long every handshake must break before a member concludes that its token is wrong."""
-
-TURNED_AWAY_TIMES = 3
 _TICK_S = 0.5
 
 WORKER_HINT = (
@@ -203,7 +191,7 @@ class Host:
             self._send(seat.identity, m.Progress(joined, missing))
 
     def _stay(self, everybody: bool) -> None:
-        """Stay until the refused have read it and left, and, if wished, until everybody has come to be refused.
+        """Stay until the refused have read it and left, or until everybody has come to be refused.
 
         A dealer loses what it has not read yet when its peer closes the connection.
         """
@@ -244,8 +232,8 @@ class Host:
             text += f" {WORKER_HINT}"
         if self._statistics.strangers:
             text += (
-                f" {self._statistics.strangers} connection attempts were turned away because they do not hold "
-                "this token (AFD_TOKEN)."
+                f" {self._statistics.strangers} connection attempts were turned away because they do not "
+                "hold this token (AFD_TOKEN)."
             )
         return text
 
@@ -276,7 +264,7 @@ def judge(
     member = introduction.member
     lines = diff(fingerprint, introduction.fingerprint, str(me.id), str(member.id))
     if lines:
-        text = f"{member.id} ({member.process}) was not started with what {me.id} ({me.process}) was started with:"
+        text = f"{member.id} ({member.process}) was started with something else than {me.id} ({me.process}):"
         return FingerprintMismatch("\n  ".join([text, *lines]), lines)
     if holder is not None:
         return DuplicateMember(
@@ -297,125 +285,3 @@ def refusal(error: AFDError) -> m.Refuse:
     return m.Refuse(
         error.name, m.clip_text(str(error)), tuple(m.clip_text(line, 500) for line in details[:40])
     )
-
-
-def error_of(message: m.Refuse) -> AFDError:
-    """The error that a refusal stands for."""
-    kind = by_name(message.error)
-    if kind is FingerprintMismatch:
-        return FingerprintMismatch(message.message, message.details)
-    if kind in (DuplicateMember, UnknownMember, ProtocolVersionMismatch, RendezvousTimeout, AddressRefused):
-        return kind(message.message)
-    return Refused(message.message)
-
-
-class Joining:
-    """The rendezvous as every other member sees it; ``run`` it once."""
-
-    def __init__(
-        self, channel: Channel, peer: Address, me: m.Member, fingerprint: Fingerprint, settings: LinkSettings
-    ) -> None:
-        self._channel = channel
-        self._peer = peer
-        self._me = me
-        self._hello = m.encode(m.hello(m.Introduction(me, fingerprint)))
-        self._settings = settings
-        self._answered = False
-        self._hello_due = False
-        self._dropped_at: float | None = None
-        self._progress: m.Progress | None = None
-        self._connected_at = 0.0
-        self._broken_since = 0.0
-        self._broken = 0
-
-    def run(self) -> Membership:
-        """Knock until the host welcomes everybody.
-
-        Raises:
-            Refused: One of its kinds, as the host named it.
-            TokenRejected: Every handshake with the host breaks.
-            RendezvousTimeout: Nobody answered, or members were missing, for ``rendezvous_timeout_s``.
-        """
-        poller = zmq.Poller()
-        poller.register(self._channel.socket, zmq.POLLIN)
-        poller.register(self._channel.events, zmq.POLLIN)
-        deadline = time.monotonic() + self._settings.rendezvous_timeout_s
-        while (remaining := deadline - time.monotonic()) > 0:
-            poller.poll(round(min(remaining, 0.01 if self._hello_due else _TICK_S) * 1000) + 1)
-            self._drain_events(time.monotonic())
-            if self._hello_due:
-                self._knock()
-            welcome = self._drain_messages()
-            if welcome is not None:
-                return Membership(self._me.id, welcome.epoch, welcome.members)
-        raise RendezvousTimeout(self._timeout_message())
-
-    def _knock(self) -> None:
-        try:
-            self._channel.socket.send(self._hello, zmq.NOBLOCK)
-        except zmq.Again:
-            return
-        self._hello_due = False
-
-    def _drain_messages(self) -> m.Welcome | None:
-        while True:
-            try:
-                frame = self._channel.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
-            message = m.decode(frame)
-            if isinstance(message, m.Welcome):
-                return message
-            if isinstance(message, m.Refuse):
-                raise error_of(message)
-            if isinstance(message, m.Progress):
-                self._progress = message
-                logger.info(
-                    "%s joined at %s; waiting for %s", self._me.id, self._peer, ", ".join(message.missing)
-                )
-
-    def _drain_events(self, now: float) -> None:
-        for event in self._channel.drain_events():
-            if event.kind == CONNECTED:
-                self._connected_at = now
-            elif event.kind == HANDSHAKE_DONE:
-                self._answered = self._hello_due = True
-                self._broken = 0
-            elif event.kind == DISCONNECTED:
-                self._progress = None
-            elif event.kind == HANDSHAKE_FOREIGN:
-                raise AddressRefused(
-                    f"What listens at {self._peer} (AFD_PEER) is no AFD control plane of this version."
-                )
-            elif event.kind == HANDSHAKE_BROKEN and now - self._connected_at < 5:
-                self._broken += 1
-                if self._broken == 1:
-                    self._broken_since = now
-        if self._broken >= TURNED_AWAY_TIMES and now - self._broken_since >= TURNED_AWAY_S:
-            raise TokenRejected(
-                f"{self._peer} (AFD_PEER) turned {self._me.id} away {self._broken} times before any message: "
-                "the token differs from that of the FFN service (AFD_TOKEN), or something else listens there."
-            )
-
-    def _timeout_message(self) -> str:
-        bound = f"{self._settings.rendezvous_timeout_s:g} s (AFD_RENDEZVOUS_TIMEOUT)"
-        if self._progress is not None:
-            return (
-                f"{self._me.id} joined the rendezvous at {self._peer}, which is incomplete after {bound}. "
-                f"Joined: {', '.join(self._progress.joined)}. Missing: {', '.join(self._progress.missing)}. "
-                f"{WORKER_HINT}"
-            )
-        if self._answered:
-            return (
-                f"{self._me.id} reached {self._peer} (AFD_PEER), but was not admitted within {bound}: the FFN service "
-                "there is still busy with an earlier life, or has ended; see its log."
-            )
-        if self._connected_at:
-            return (
-                f"{self._peer} (AFD_PEER) accepts connections, but its handshake with {self._me.id} did not "
-                f"finish within {bound}: what listens there is stopped, or is no AFD control plane."
-            )
-        return (
-            f"Nobody answered {self._me.id} at {self._peer} (AFD_PEER) within {bound}. Joined: {self._me.id}. "
-            f"Missing: {m.MemberId(Role.FFN, 0)}, which hosts the rendezvous; start it there (afd ffn), or correct the address."
-        )

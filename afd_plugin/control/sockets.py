@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sockets of the control plane: encrypted, bounded, and with their connection events.
 
-The pre-shared token is the secret of the listening sockets: it is stretched into a CURVE key pair, and whoever
-does not hold the token cannot finish a handshake, so none of a stranger's bytes reach a decoder or a queue. The
-token itself never crosses the wire, and what does cross is encrypted.
+The pre-shared token is the secret of the listening sockets: it is stretched into a CURVE key pair, and
+whoever does not hold the token cannot finish a handshake, so none of a stranger's bytes reach a decoder or a
+queue. The token itself never crosses the wire, and what does cross is encrypted.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def listen(
         knob: Where the address came from, for messages.
 
     Raises:
-        AddressRefused: The address does not resolve, is not one of this machine, or is a wildcard that nothing
-            says how to dial.
+        AddressRefused: The address does not resolve, is not one of this machine, or is a wildcard and
+            nothing says how to dial it.
         PortInUse: Another socket listens there.
     """
     if address.is_wildcard and not advertise:
@@ -141,11 +141,11 @@ def listen(
         socket.close(0)
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
-                f"Port {address.port} of {address.host} is in use; stop what listens there, or choose another "
-                f"address with {knob} (port 0 takes a free one)."
+                f"Port {address.port} of {address.host} is in use; stop what listens there, or choose "
+                f"another address with {knob} (port 0 takes a free one)."
             ) from None
         raise AddressRefused(f"{knob} is {address}, which cannot be bound: {error.strerror}.") from None
-    port = int(socket.last_endpoint.rstrip(b"\0").rpartition(b":")[2])
+    port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0").rpartition(":")[2])
     return Listener(Channel(socket), Address(target.host, port), Address(advertise or address.host, port))
 
 
@@ -166,6 +166,14 @@ def dial(context: zmq.Context[zmq.Socket[bytes]], address: Address, token: str) 
         channel.close()
         raise AddressRefused(f"The peer address {address} cannot be dialled: {error.strerror}.") from None
     return channel
+
+
+def received(socket: zmq.Socket[bytes]) -> bytes | None:
+    """The next message of one frame, or ``None`` when there is none now."""
+    try:
+        return socket.recv(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: Address) -> zmq.Socket[bytes]:

@@ -17,7 +17,8 @@ class Statistics:
         steps_delivered: Merged steps handed to the caller (FFN).
         heartbeats_sent, heartbeats_received: Over all neighbours.
         dropped: Messages that were dropped, by reason: ``malformed``, ``foreign`` (no admitted member),
-            ``stale-epoch``, ``unexpected`` (a known member, a message that has no meaning now), ``redundant``.
+            ``stale-epoch``, ``unexpected`` (a member's message that means nothing now), ``redundant``,
+            ``unsent`` (a connection took nothing).
         strangers: Connections whose handshake failed, most often for another token.
         refused: Members that knocked and were refused, by error name.
         last_seen_age_s: Seconds since each neighbour was last heard, at the last heartbeat tick, by name.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members of a real control plane on loopback: in threads of the test, or in processes where death matters."""
+"""Members of a real control plane on loopback, in threads or, where death matters, processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def fingerprint(**changes: Any) -> Fingerprint:
         "model_config_hash": "c0ffee",
         "dtype": "torch.bfloat16",
         "hidden_size": 64,
-        "units": tuple(RemoteUnit(i, f"model.layers.{i + 1}.mlp.experts", UnitKind.EXPERTS) for i in range(3)),
+        "units": tuple(
+            RemoteUnit(i, f"model.layers.{i + 1}.mlp.experts", UnitKind.EXPERTS) for i in range(3)
+        ),
         "max_tokens": 512,
     }
     return Fingerprint(**{**facts, **changes})
@@ -101,7 +103,11 @@ class Service:
         self.lanes.append(party)
         own = settings or self.settings
         return party.start(
-            "connect", own if own.peer else replace(own, peer=self.peer), self.topology, lane, fingerprint(**changes)
+            "connect",
+            own if own.peer else replace(own, peer=self.peer),
+            self.topology,
+            lane,
+            fingerprint(**changes),
         )
 
     def ready(self) -> None:

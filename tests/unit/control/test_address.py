@@ -22,7 +22,23 @@ def test_addresses_are_parsed(text: str, host: str, port: int) -> None:
     assert Address.parse(text, "AFD_LISTEN") == Address(host, port)
 
 
-@pytest.mark.parametrize("text", ["", "7070", "host", ":7070", "host:", "host:x", "host:70707", "host:-1", "::1:80", "tcp://h:1", "[::1]", "h:²"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "7070",
+        "host",
+        ":7070",
+        "host:",
+        "host:x",
+        "host:70707",
+        "host:-1",
+        "::1:80",
+        "tcp://h:1",
+        "[::1]",
+        "h:²",
+    ],
+)
 def test_other_forms_are_refused_and_name_the_knob(text: str) -> None:
     with pytest.raises(AddressRefused, match="AFD_LISTEN") as refused:
         Address.parse(text, "AFD_LISTEN")
@@ -35,7 +51,9 @@ def test_loopback_is_recognised(text: str) -> None:
     assert Address.parse(str(Address.parse(text, "")), "") == Address.parse(text, "")
 
 
-@pytest.mark.parametrize("text", ["192.0.2.1:1", "[2001:db8::1]:1", "*:1", "[::]:1", "no-such-host.invalid:1"])
+@pytest.mark.parametrize(
+    "text", ["192.0.2.1:1", "[2001:db8::1]:1", "*:1", "[::]:1", "no-such-host.invalid:1"]
+)
 def test_everything_else_is_not_loopback(text: str) -> None:
     assert not Address.parse(text, "").is_loopback
 

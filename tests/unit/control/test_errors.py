@@ -44,5 +44,7 @@ def test_errors_survive_a_process_boundary(kind: type[AFDError]) -> None:
 
 
 def test_an_abort_shows_the_remote_traceback() -> None:
-    error = PeerAborted("FFN group 0 failed: ValueError: boom", "ValueError: boom", ("  File x, line 3", "ValueError: boom"))
+    error = PeerAborted(
+        "FFN group 0 failed: ValueError: boom", "ValueError: boom", ("  File x, line 3", "ValueError: boom")
+    )
     assert "line 3" in str(error)

@@ -12,7 +12,17 @@ import pytest
 
 from afd_plugin.errors import AFDError, PeerAborted, PeerLost
 from afd_plugin.topology import Topology
-from tests.unit.control.harness import FAST, PATIENCE_S, Child, Service, failure_of, fingerprint, meeting, plan, serving
+from tests.unit.control.harness import (
+    FAST,
+    PATIENCE_S,
+    Child,
+    Service,
+    failure_of,
+    fingerprint,
+    meeting,
+    plan,
+    serving,
+)
 
 ONE = Topology()
 

@@ -69,7 +69,11 @@ def test_no_field_is_forgotten(field: str) -> None:
 
 
 def test_units_are_compared_by_their_own() -> None:
-    changed = (*UNITS[:2], replace(UNITS[2], router_logits=8), RemoteUnit(3, "model.layers.9.mlp", UnitKind.DENSE))
+    changed = (
+        *UNITS[:2],
+        replace(UNITS[2], router_logits=8),
+        RemoteUnit(3, "model.layers.9.mlp", UnitKind.DENSE),
+    )
     (line,) = lines(units=changed)
     assert line == (
         "units: FFN group 0 has 3 (2=model.layers.3.mlp.experts (experts)), attention lane 1 has "

@@ -53,7 +53,9 @@ def target() -> Iterator[Target]:
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=2000), st.booleans(), st.sampled_from([0, 1]))
-def test_arbitrary_bytes_on_the_ports_change_nothing(target: Target, data: bytes, greet: bool, which: int) -> None:
+def test_arbitrary_bytes_on_the_ports_change_nothing(
+    target: Target, data: bytes, greet: bool, which: int
+) -> None:
     target.throw((ZMTP_GREETING if greet else b"") + data, which)
     target.still_works()
 

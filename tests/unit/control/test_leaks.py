@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import gc
 import threading
+from dataclasses import replace
 
 import psutil
 
 from afd_plugin.control import AttentionControl, FFNControl, Shutdown
 from afd_plugin.errors import AFDError
 from afd_plugin.topology import Topology
-from dataclasses import replace
 from tests.unit.control.harness import FAST, PATIENCE_S, fingerprint, meeting, plan, serving
 
 
@@ -51,7 +51,9 @@ def test_a_refused_or_timed_out_start_leaves_nothing_behind() -> None:
     def fail() -> None:
         for start in (
             lambda: FFNControl().listen(short, Topology(), 0, fingerprint()),
-            lambda: AttentionControl().connect(replace(short, peer="127.0.0.1:9"), Topology(), 0, fingerprint()),
+            lambda: AttentionControl().connect(
+                replace(short, peer="127.0.0.1:9"), Topology(), 0, fingerprint()
+            ),
             lambda: FFNControl().listen(replace(short, listen="nonsense"), Topology(), 0, fingerprint()),
         ):
             try:

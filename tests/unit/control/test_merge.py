@@ -17,7 +17,9 @@ def merger(*lanes: int, all_lanes: int = 2) -> Merger:
     return Merger(EPOCH, lanes or (0, 1), all_lanes, 512, Statistics())
 
 
-def step(number: int, *tokens: int, kind: StepKind = StepKind.REAL, graph: bool = False, epoch: int = EPOCH) -> m.Step:
+def step(
+    number: int, *tokens: int, kind: StepKind = StepKind.REAL, graph: bool = False, epoch: int = EPOCH
+) -> m.Step:
     return m.Step.of(epoch, plan(number, *tokens, kind=kind, graph=graph))
 
 

@@ -90,7 +90,9 @@ def test_arbitrary_bytes_decode_or_are_malformed_and_nothing_else(frame: bytes) 
 
 @settings(max_examples=300, deadline=None)
 @given(MESSAGES, st.data())
-def test_damaged_messages_decode_or_are_malformed_and_nothing_else(message: m.Message, data: st.DataObject) -> None:
+def test_damaged_messages_decode_or_are_malformed_and_nothing_else(
+    message: m.Message, data: st.DataObject
+) -> None:
     frame = bytearray(m.encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
@@ -146,12 +148,20 @@ def test_hello_of_another_version_still_tells_its_version() -> None:
 
 def test_a_large_service_fits_its_directory_and_fingerprint_into_a_frame() -> None:
     members = tuple(
-        m.Member(m.MemberId(role, i), f"pid 123456 on host-{i:040}", "[fe80::1]:65535", "[fe80::1]:65535", {"store": "x" * 40})
+        m.Member(
+            m.MemberId(role, i),
+            f"pid 123456 on host-{i:040}",
+            "[fe80::1]:65535",
+            "[fe80::1]:65535",
+            {"store": "x" * 40},
+        )
         for role in Role
         for i in range(64)
     )
     assert m.decode(m.encode(m.Welcome(1, members))) == m.Welcome(1, members)
-    introduction = m.Introduction(members[0], fingerprint(units=fingerprint().units * 80, capture_sizes=tuple(range(512))))
+    introduction = m.Introduction(
+        members[0], fingerprint(units=fingerprint().units * 80, capture_sizes=tuple(range(512)))
+    )
     hello = m.decode(m.encode(m.hello(introduction)))
     assert isinstance(hello, m.Hello)
     assert m.introduction(hello) == introduction

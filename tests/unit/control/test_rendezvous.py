@@ -33,7 +33,14 @@ SHORT = replace(FAST, rendezvous_timeout_s=1.0)
 
 @pytest.mark.parametrize(
     "topology",
-    [Topology(1, 1, 1, 1), Topology(2, 1, 1, 1), Topology(1, 2, 1, 2), Topology(2, 1, 2, 1), Topology(4, 1, 2, 1), Topology(8, 1, 4, 1)],
+    [
+        Topology(1, 1, 1, 1),
+        Topology(2, 1, 1, 1),
+        Topology(1, 2, 1, 2),
+        Topology(2, 1, 2, 1),
+        Topology(4, 1, 2, 1),
+        Topology(8, 1, 4, 1),
+    ],
     ids=lambda topology: f"dp{topology.attention_dp}-dp{topology.ffn_dp}",
 )
 def test_every_member_learns_the_same_life_and_directory(topology: Topology) -> None:
@@ -46,7 +53,9 @@ def test_every_member_learns_the_same_life_and_directory(topology: Topology) -> 
         ]
         addresses = {group.address for group in (memberships[0].group(i) for i in range(topology.ffn_dp))}
         assert len(addresses) == topology.ffn_dp
-        assert [data["store"] for data in memberships[-1].data] == [f"store of {i}" for i in range(topology.ffn_dp)]
+        assert [data["store"] for data in memberships[-1].data] == [
+            f"store of {i}" for i in range(topology.ffn_dp)
+        ]
 
 
 def test_each_life_has_an_epoch_of_its_own() -> None:
@@ -145,7 +154,14 @@ def test_attention_alone_times_out_and_names_what_is_missing() -> None:
         AttentionControl().connect(replace(SHORT, peer=f"127.0.0.1:{port}"), Topology(), 0, fingerprint())
     assert time.monotonic() - started < 3
     text = str(error.value)
-    for part in (f"127.0.0.1:{port}", "Nobody answered", "1 s", "AFD_RENDEZVOUS_TIMEOUT", "Missing: FFN group 0", "AFD_PEER"):
+    for part in (
+        f"127.0.0.1:{port}",
+        "Nobody answered",
+        "1 s",
+        "AFD_RENDEZVOUS_TIMEOUT",
+        "Missing: FFN group 0",
+        "AFD_PEER",
+    ):
         assert part in text
 
 
@@ -155,7 +171,14 @@ def test_ffn_alone_times_out_and_names_what_is_missing() -> None:
         error = service.start_group(0).exception(PATIENCE_S)
         assert time.monotonic() - started < 3
         assert isinstance(error, RendezvousTimeout)
-        for part in (service.peer, "after 1 s", "AFD_RENDEZVOUS_TIMEOUT", "Joined: FFN group 0", "Missing: attention lane 0", "--worker-cls"):
+        for part in (
+            service.peer,
+            "after 1 s",
+            "AFD_RENDEZVOUS_TIMEOUT",
+            "Joined: FFN group 0",
+            "Missing: attention lane 0",
+            "--worker-cls",
+        ):
             assert part in str(error)
 
 
@@ -323,8 +346,12 @@ def test_another_protocol_version_is_refused_by_name(knock) -> None:  # type: ig
         host.result(PATIENCE_S)
 
 
-@pytest.mark.parametrize(("changes", "kind"), [({}, DuplicateMember), ({"dtype": "torch.float16"}, FingerprintMismatch)])
-def test_whoever_knocks_at_a_running_service_is_refused_and_it_goes_on(changes: dict[str, str], kind: type) -> None:
+@pytest.mark.parametrize(
+    ("changes", "kind"), [({}, DuplicateMember), ({"dtype": "torch.float16"}, FingerprintMismatch)]
+)
+def test_whoever_knocks_at_a_running_service_is_refused_and_it_goes_on(
+    changes: dict[str, str], kind: type
+) -> None:
     with serving() as service:
         event = service.groups[0].start("next_event")
         late = service.start_lane(0, **changes)

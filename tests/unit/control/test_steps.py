@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 
 import pytest
 import zmq
@@ -14,7 +15,6 @@ from afd_plugin.control.sockets import dial
 from afd_plugin.errors import PeerShutDown, ProtocolError
 from afd_plugin.plan import StepKind
 from afd_plugin.topology import Topology
-from dataclasses import replace
 from tests.unit.control.harness import FAST, PATIENCE_S, TOKEN, Service, failure_of, plan, serving
 
 
