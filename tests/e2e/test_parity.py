@@ -64,8 +64,10 @@ def check_weights(model: Path, outcome: Outcome, gate: GatePlacement) -> None:
 
     read = {role: names_read(report) for role, report in (("attention", attention), ("ffn", ffn))}
     assert not [name for name in read["attention"] if "expert" in name]
-    assert not [name for name in read["ffn"] if any(part in name for part in ("attn", "embed", "lm_head", "norm"))]
-    shared = {name for name in read["attention"] & read["ffn"]}
+    assert not [
+        name for name in read["ffn"] if any(part in name for part in ("attn", "embed", "lm_head", "norm"))
+    ]
+    shared = read["attention"] & read["ffn"]
     assert all(name.endswith("e_score_correction_bias") for name in shared), shared
     index = json.loads((model / INDEX_NAME).read_text(encoding="utf-8"))
     assert read["attention"] | read["ffn"] == set(index["weight_map"])
