@@ -44,6 +44,17 @@ def test_the_report_has_exactly_the_prescribed_shape(tmp_path: Path) -> None:
     assert content["cell"] == {"name": "cpu"}
 
 
+def test_the_table_fits_80_columns_and_names_every_measure() -> None:
+    stream = io.StringIO()
+    print_report(
+        dict.fromkeys(("deepseek-v2", "deepseek-v3", "qwen3-moe"), GOOD), Console(file=stream, width=80)
+    )
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("│")]
+    assert len(lines) == 11  # a wrapped or cut cell would make more, or lose its words
+    assert any("log-probabilities, same bits" in line and line.count("768 of 768") == 3 for line in lines)
+    assert "…" not in stream.getvalue()
+
+
 def test_a_good_outcome_has_no_fault_and_says_so() -> None:
     assert GOOD.faults() == []
     text = printed(GOOD)
