@@ -61,6 +61,12 @@ def demo(session: nox.Session) -> None:
     Cell(session).python("-m", "afd_plugin.cli.app", "demo", *session.posargs)
 
 
+@nox.session(default=False)
+def afd(session: nox.Session) -> None:
+    """Run the `afd` command in the shared environment: `nox -s afd -- serve demo:deepseek-v2`."""
+    Cell(session).python("-m", "afd_plugin.cli", *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, format, layering and the project's own rules hold in every tracked file. `-- --fix` mends."""

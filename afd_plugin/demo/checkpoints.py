@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -134,3 +135,18 @@ def tensor_bytes(folder: Path) -> dict[str, int]:
 
 def _dump(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def main(names: list[str]) -> int:
+    """`python -m afd_plugin.demo.checkpoints [NAME ...]`: make the named checkpoints, print their folders."""
+    unknown = [name for name in names if name not in RECIPES]
+    if unknown:
+        sys.stderr.write(f"no checkpoint is called {unknown[0]!r}; known: {', '.join(RECIPES)}\n")
+        return 2
+    for name in names or list(RECIPES):
+        sys.stdout.write(f"{make(name)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

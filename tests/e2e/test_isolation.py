@@ -24,7 +24,9 @@ MODULES_OF_THE_PLUGIN = {"afd_plugin"}
 
 
 def test_the_plugin_is_discovered_exactly_once() -> None:
-    assert [entry.value for entry in entry_points(group="vllm.general_plugins", name="afd")] == ["afd_plugin:register"]
+    assert [entry.value for entry in entry_points(group="vllm.general_plugins", name="afd")] == [
+        "afd_plugin:register"
+    ]
 
 
 def test_registries_environment_and_modules_are_those_of_a_vllm_without_the_plugin(
@@ -33,7 +35,13 @@ def test_registries_environment_and_modules_are_those_of_a_vllm_without_the_plug
     seen: list[dict[str, Any]] = []
     for name, variables in (("with", WITH), ("without", WITHOUT)):
         output = tmp_path / f"{name}.json"
-        words = [sys.executable, "-m", "tests.e2e.isolation_probe", str(checkpoints["qwen3-moe"]), str(output)]
+        words = [
+            sys.executable,
+            "-m",
+            "tests.e2e.isolation_probe",
+            str(checkpoints["qwen3-moe"]),
+            str(output),
+        ]
         run_together({name: words}, environment(variables), tmp_path)
         seen.append(json.loads(output.read_text(encoding="utf-8")))
     plugin, native = seen
@@ -43,7 +51,9 @@ def test_registries_environment_and_modules_are_those_of_a_vllm_without_the_plug
     assert plugin["out_of_tree"] == []
 
 
-def test_native_outputs_are_the_same_to_the_bit(python: Path, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_native_outputs_are_the_same_to_the_bit(
+    python: Path, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
     engine = EngineArguments()
     for name, variables in (("with", WITH), ("without", WITHOUT)):
         words = command(checkpoints["qwen3-moe"], tmp_path / f"{name}.json", engine, ALL_TOGETHER)
