@@ -188,6 +188,7 @@ class Control:
             while (frame := received(channel.socket)) is not None:
                 message = m.decode(frame)
                 if isinstance(message, m.Go) and message.epoch == self.membership.epoch:
+                    self._poller.unregister(channel.socket)  # nothing more comes here but what is asked for
                     self._membership = self.membership.with_data(message.data)
                     return self._membership
                 self.statistics.dropped["unexpected"] += 1

@@ -7,7 +7,7 @@ member sees is passed on to all its other neighbours, so it reaches every member
 
 A peer is lost when its connection closes without a farewell (seen at once, also after ``kill -9``) or when it
 has been silent for ``failure_timeout_s`` (a stopped process, a dead link). Heartbeats come from a Python
-thread: they prove that the process lives and that its GIL is free now and then, not that its main thread makes
+thread: they prove that the process lives and its GIL is free now and then, not that its main thread makes
 progress. Long torch operations release the GIL; a C call that keeps it for ``failure_timeout_s`` looks dead.
 """
 
@@ -178,12 +178,6 @@ class Monitor:
             self._release()
 
     def _turn(self, due: float) -> None:
-        now = time.monotonic()
-        stall = now - due
-        if stall > self._interval:
-            # This process itself did not run; what the peers sent meanwhile may still be on its way to us.
-            for peer in self._net.peers.values():
-                peer.last_seen += stall
         while received(self._bell) is not None:
             pass
         while self._orders:
@@ -193,11 +187,19 @@ class Monitor:
         self._net.drain_events()
         if self._net.all_attached():
             self._established.set()
-        self._judge(time.monotonic())
+        now = time.monotonic()
+        self._forgive_own_stall(now, now - due)
+        self._judge(now)
         if now >= self._next_beat:
             self._beat(now)
         if self._all_confirmed():
             self._run_callbacks()
+
+    def _forgive_own_stall(self, now: float, stall: float) -> None:
+        """Where this thread itself did not run in time, what peers sent meanwhile may still be on its way."""
+        if stall > self._interval:
+            for peer in self._net.peers.values():
+                peer.last_seen = min(now, peer.last_seen + stall)
 
     def _due(self) -> float:
         moments = [self._next_beat]

@@ -208,6 +208,16 @@ def test_a_lost_member_is_named_alike_everywhere() -> None:
         assert "attention lane 0" in answer
 
 
+def test_a_pause_of_the_whole_machine_is_no_failure() -> None:
+    with serving(settings=replace(FAST, failure_timeout_s=1.0)) as service:
+        parties = [*service.groups, *service.lanes]
+        for party in parties:
+            party.control._monitor._order(lambda: time.sleep(1.5))
+        time.sleep(2.0)
+        service.lanes[0].do("announce", plan(1, 7))
+        assert service.groups[0].do("next_event") == plan(1, 7)
+
+
 def test_callbacks_run_once_each_and_a_broken_one_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[AFDError] = []
 

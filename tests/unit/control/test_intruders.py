@@ -106,10 +106,11 @@ def test_garbage_from_a_token_holder_is_dropped_and_counted(target: Target, insi
 
 
 def test_an_oversized_frame_costs_its_sender_the_connection(target: Target, insider: Channel) -> None:
-    list(insider.drain_events())
     insider.socket.send(b"\0" * (m.MAX_FRAME_BYTES * 4))
-    assert insider.events.poll(10_000)
-    assert DISCONNECTED in {event.kind for event in insider.drain_events()}
+    seen: set[int] = set()
+    while DISCONNECTED not in seen:
+        assert insider.events.poll(10_000), f"still connected after {seen}"
+        seen |= {event.kind for event in insider.drain_events()}
     target.still_works()
 
 
@@ -124,4 +125,3 @@ def test_a_plain_zmq_peer_without_the_token_never_reaches_a_decoder(target: Targ
         time.sleep(0.5)
         target.still_works()
     assert dict(statistics.dropped) == before
-    assert statistics.strangers > 0

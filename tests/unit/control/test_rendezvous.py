@@ -193,6 +193,23 @@ def test_a_missing_member_is_named_on_every_side() -> None:
             assert "attention lane 1" in str(error)
 
 
+def test_the_host_stays_until_a_slow_member_has_read_why_it_is_refused() -> None:
+    with meeting(Topology(2, 1, 1, 1), SHORT) as service, zmq.Context() as context:
+        host = service.start_group(0)
+        slow = dial(context, Address.parse(service.peer, ""), TOKEN)
+        me = m.Member(m.MemberId(m.Role.ATTENTION, 0), "pid 1 on nowhere")
+        assert slow.socket.poll(5000, zmq.POLLOUT)
+        slow.socket.send(m.encode(m.hello(m.Introduction(me, fingerprint()))))
+        assert isinstance(m.decode(slow.socket.recv()), m.Progress)
+        time.sleep(1.5)  # the host has given up meanwhile
+        assert not host.done()
+        refusal = m.decode(slow.socket.recv())
+        slow.close()
+        assert isinstance(refusal, m.Refuse)
+        assert refusal.error == RendezvousTimeout.name
+        assert isinstance(host.exception(PATIENCE_S), RendezvousTimeout)
+
+
 def test_a_member_that_runs_out_of_time_first_says_whom_it_waited_for() -> None:
     with meeting(Topology(2, 1, 1, 1)) as service:
         host = service.start_group(0, replace(FAST, rendezvous_timeout_s=3))
