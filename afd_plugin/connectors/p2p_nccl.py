@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``P2pNcclAFDConnector``: NCCL point-to-point between GPUs of one or more hosts.
+
+**Not validated yet**: NCCL refuses two ranks on one GPU, and this code has not run on several
+(docs/support.md).
+
+Two communicators per FFN group, one per direction, so that requests and answers never block each other,
+whatever their size. Each has a stream of its own; the caller's stream is joined by events, which a CUDA graph
+captures as edges. Rank 0 is the FFN leader, rank 1 + i the group's i-th lane. A request is one NCCL group:
+the rows of every lane land next to each other in one buffer, so nothing is gathered afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+from vllm.distributed.utils import StatelessProcessGroup
+
+from afd_plugin.config import LinkSettings
+from afd_plugin.connectors.base import AFDConnector, ConnectorShape
+from afd_plugin.connectors.cuda_memory import device_uuid
+from afd_plugin.connectors.meeting import Meeting
+from afd_plugin.errors import ConfigRefused, PeerLost, ProtocolError
+from afd_plugin.plan import LOGIT_BYTES, Exchange, RemoteUnit
+
+logger = logging.getLogger(__name__)
+
+_FFN_RANK = 0
+_ROUTER_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Direction:
+    """One communicator, its stream, and the joins with the caller's stream."""
+
+    def __init__(self, group: StatelessProcessGroup, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.communicator = PyNcclCommunicator(group, device)
+        if not self.communicator.available:
+            raise ConfigRefused("vLLM cannot load NCCL here (libnccl.so.2); P2pNcclAFDConnector needs it.")
+
+    @contextmanager
+    def transfers(self) -> Iterator[PyNcclCommunicator]:
+        """One NCCL group on this direction's stream, after what the caller's stream has enqueued so far."""
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        self.communicator.group_start()
+        try:
+            yield self.communicator
+        finally:
+            self.communicator.group_end()
+
+    def join(self) -> None:
+        """Let the caller's stream wait for what this direction has enqueued."""
+        torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+
+
+class P2pNcclAFDConnector(AFDConnector):
+    """NCCL sends and receives in groups; see the module docstring."""
+
+    stream_ordered = True
+
+    def __init__(self, shape: ConnectorShape, settings: LinkSettings) -> None:
+        super().__init__(shape, settings)
+        rows = shape.max_tokens * (shape.lanes if shape.lane is None else 1)
+        self._inbound = [
+            torch.empty(rows, shape.hidden_size, dtype=shape.dtype, device=shape.device)
+            for _ in range(shape.stages)
+        ]
+        width = shape.router_logits * LOGIT_BYTES if shape.lane is None else 0
+        self._logits = [
+            torch.empty(rows * width, dtype=torch.uint8, device=shape.device) for _ in range(shape.stages)
+        ]
+        self._router_dtypes = shape.router_dtypes
+        self._held: list[list[torch.Tensor]] = [[] for _ in range(shape.stages)]
+        """What is being sent, by stage: its memory must not be reused before the sends are joined."""
+        self._meeting = Meeting(settings)
+        self._requests: Direction | None = None
+        self._answers: Direction | None = None
+        self._aborted = False
+
+    def offer(self) -> dict[str, str]:
+        return self._meeting.offer()
+
+    def connect(self, data: Mapping[str, str]) -> None:
+        shape = self.shape
+        world = 1 + shape.lanes
+        rank = _FFN_RANK if shape.lane is None else 1 + shape.lane
+        store = self._meeting.join(data, world)
+        names = {dtype: name for name, dtype in _ROUTER_DTYPES.items()}
+        self._meeting.publish(
+            f"rank {rank}",
+            {
+                "device": device_uuid(shape.device),
+                "router_dtypes": [None if dtype is None else names[dtype] for dtype in self._router_dtypes],
+            },
+        )
+        documents = [self._meeting.collect(f"rank {other}") for other in range(world)]
+        refuse_shared_gpus([str(document["device"]) for document in documents])
+        if shape.lane is None:
+            self._agree_on_routers(documents[1:])
+        group = StatelessProcessGroup(rank=rank, world_size=world, store=store)
+        self._requests = Direction(group, shape.device)
+        self._answers = Direction(group, shape.device)
+        self._first_contact(rank)
+
+    def _agree_on_routers(self, documents: Sequence[Mapping[str, object]]) -> None:
+        found = {tuple(raw) for document in documents if isinstance(raw := document["router_dtypes"], list)}
+        if len(found) != 1:
+            raise ProtocolError(
+                f"the lanes send router logits in different types: {sorted(map(str, found))}."
+            )
+        self._router_dtypes = tuple(None if name is None else _ROUTER_DTYPES[name] for name in found.pop())
+
+    def _first_contact(self, rank: int) -> None:
+        """NCCL connects a pair when it first exchanges; that must happen before any capture."""
+        word = torch.zeros(1, dtype=self.shape.dtype, device=self.shape.device)
+        peers = range(1, 1 + self.shape.lanes) if rank == _FFN_RANK else (_FFN_RANK,)
+        for direction, sends in ((self._requests, rank != _FFN_RANK), (self._answers, rank == _FFN_RANK)):
+            if direction is None:
+                raise PeerLost("the data plane is not connected.")
+            with direction.transfers() as nccl:
+                for peer in peers:
+                    if sends:
+                        nccl.send(word, peer, stream=direction.stream)
+                    else:
+                        nccl.recv(word, peer, stream=direction.stream)
+            direction.join()
+        torch.cuda.synchronize(self.shape.device)
+
+    def send_hidden(
+        self, exchange: Exchange, unit: RemoteUnit, hidden: torch.Tensor, router_logits: torch.Tensor | None
+    ) -> None:
+        self.check_rows("hidden states", hidden, hidden.shape[0], self.shape.hidden_size)
+        parts = [hidden]
+        if unit.router_logits:
+            if router_logits is None or tuple(router_logits.shape) != (hidden.shape[0], unit.router_logits):
+                seen = None if router_logits is None else tuple(router_logits.shape)
+                raise ProtocolError(f"router logits are {seen}; the unit wants {unit.router_logits} per row.")
+            parts.append(router_logits.contiguous())
+        direction = self._joined(self._requests)
+        self._held[exchange.stage] = parts
+        with direction.transfers() as nccl:
+            for part in parts:
+                nccl.send(part, _FFN_RANK, stream=direction.stream)
+        self._count_sent(parts)
+
+    def recv_output(self, exchange: Exchange, rows: int) -> torch.Tensor:
+        direction = self._joined(self._answers)
+        output = self._inbound[exchange.stage][:rows]
+        with direction.transfers() as nccl:
+            nccl.recv(output, _FFN_RANK, stream=direction.stream)
+        direction.join()
+        self._joined(self._requests).join()
+        self._held[exchange.stage] = []
+        self._count_received([output])
+        return output
+
+    def recv_hidden(
+        self, exchange: Exchange, unit: RemoteUnit, rows: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        total = sum(rows)
+        hidden = self._inbound[exchange.stage][:total]
+        logits = self._logits_view(unit, exchange.stage, total)
+        if not total:
+            return hidden, logits
+        direction = self._joined(self._requests)
+        received: list[torch.Tensor] = []
+        with direction.transfers() as nccl:
+            start = 0
+            for lane, count in enumerate(rows):
+                for whole in (hidden, logits):
+                    if count and whole is not None:
+                        part = whole[start : start + count]
+                        nccl.recv(part, 1 + lane, stream=direction.stream)
+                        received.append(part)
+                start += count
+        direction.join()
+        self._count_received(received)
+        return hidden, logits
+
+    def send_output(self, exchange: Exchange, rows: Sequence[int], output: torch.Tensor) -> None:
+        self.check_rows("FFN output", output, sum(rows), self.shape.hidden_size)
+        direction = self._joined(self._answers)
+        sent: list[torch.Tensor] = []
+        with direction.transfers() as nccl:
+            start = 0
+            for lane, count in enumerate(rows):
+                if count:
+                    part = output[start : start + count]
+                    nccl.send(part, 1 + lane, stream=direction.stream)
+                    sent.append(part)
+                start += count
+        # The memory of the output may be reused by what is enqueued next.
+        direction.join()
+        self._count_sent(sent)
+
+    def _logits_view(self, unit: RemoteUnit, stage: int, rows: int) -> torch.Tensor | None:
+        if not unit.router_logits:
+            return None
+        dtype = self.router_dtype(unit)
+        held = self._logits[stage][: rows * unit.router_logits * dtype.itemsize]
+        return held.view(dtype).view(rows, unit.router_logits)
+
+    def _joined(self, direction: Direction | None) -> Direction:
+        if direction is None or self._aborted:
+            raise PeerLost("the data plane is closed or aborted; no exchange can run.")
+        return direction
+
+    def _count_sent(self, parts: Sequence[torch.Tensor]) -> None:
+        self.counts.messages_sent += len(parts)
+        self.counts.bytes_sent += sum(part.nbytes for part in parts)
+
+    def _count_received(self, parts: Sequence[torch.Tensor]) -> None:
+        self.counts.messages_received += len(parts)
+        self.counts.bytes_received += sum(part.nbytes for part in parts)
+
+    def router_dtype(self, unit: RemoteUnit) -> torch.dtype:
+        dtype = self._router_dtypes[unit.index] if unit.index < len(self._router_dtypes) else None
+        return super().router_dtype(unit) if dtype is None else dtype
+
+    def check(self) -> None:
+        if self._aborted:
+            raise PeerLost("the data plane was aborted after a failure.")
+
+    def abort(self) -> None:
+        """Abort both communicators, which ends NCCL kernels that wait for a peer."""
+        if self._aborted:
+            return
+        self._aborted = True
+        self._destroy()
+
+    def close(self) -> None:
+        self._aborted = True
+        self._destroy()
+        self._requests = self._answers = None
+        self._meeting.close()
+
+    def _destroy(self) -> None:
+        for direction in (self._requests, self._answers):
+            if direction is not None:
+                direction.communicator.destroy()
+
+
+def refuse_shared_gpus(devices: Sequence[str]) -> None:
+    """Raise ``ConfigRefused`` when two ranks of an NCCL group are on one GPU; NCCL itself fails late and
+    darkly.
+    """
+    for rank, device in enumerate(devices):
+        if device in devices[:rank]:
+            names = ["the FFN", *(f"lane {lane}" for lane in range(len(devices) - 1))]
+            raise ConfigRefused(
+                f"{names[devices.index(device)]} and {names[rank]} are on the same GPU ({device}), which NCCL refuses; "
+                "give each a GPU of its own, or choose CudaIpcAFDConnector, which shares one."
+            )

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention worker on CUDA, under the class path the RFC fixes.
+
+On a GPU a failure of the peer shows only after the fact: the wait for its answer is released, and what the
+rest of the step then computes is no result. So no output leaves this worker before the planes have been
+checked once more, after its tokens have reached the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.gpu_worker import Worker
+
+from afd_plugin.v1.worker import microbatching
+from afd_plugin.v1.worker.attention_model_runner import AFDAttentionModelRunner
+from afd_plugin.v1.worker.attention_role import AttentionWorkerMixin
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+
+
+class CheckedOutput(AsyncModelRunnerOutput):
+    """A native asynchronous output that is handed on only if nothing had failed when its tokens arrived."""
+
+    def __init__(self, inner: AsyncModelRunnerOutput, check: Callable[[], None]) -> None:
+        self._inner = inner
+        self._check = check
+
+    def get_output(self) -> ModelRunnerOutput:
+        output = self._inner.get_output()
+        self._check()
+        return output
+
+
+class AFDAttentionWorker(AttentionWorkerMixin, Worker):
+    """vLLM's GPU worker in the attention role."""
+
+    runner_class = AFDAttentionModelRunner
+
+    def init_device(self) -> None:
+        """Native, after microbatching has been switched on where it was asked for."""
+        if self.afd_config.microbatches > 1:
+            microbatching.enable(self.vllm_config)
+        super().init_device()
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        """Native; what it returns is checked."""
+        return self._checked(super().execute_model(scheduler_output))
+
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        """Native; what it returns is checked."""
+        return self._checked(super().sample_tokens(grammar_output))
+
+    def _checked(
+        self, output: ModelRunnerOutput | AsyncModelRunnerOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        if self.link is None or output is None:
+            return output
+        if isinstance(output, AsyncModelRunnerOutput):
+            return CheckedOutput(output, self.link.check)
+        self.link.check()
+        return output

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command line: `python -m qualify.gpu PART... --out FOLDER`; parts are control, exchange, parity, bench,
+faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qualify.gpu import mps, parts
+
+PARTS: dict[str, Callable[[parts.Host], Any]] = {
+    "control": parts.control,
+    "exchange": parts.exchange,
+    "parity": parts.parity,
+    "bench": parts.bench,
+    "faults": parts.faults,
+}
+
+
+@dataclass(frozen=True)
+class Refusal(Exception):
+    """This host is not the cell."""
+
+    reason: str
+
+
+def host_facts() -> dict[str, Any]:
+    """The exact runtime: versions, GPU, driver."""
+    import torch
+    import vllm
+
+    if not torch.cuda.is_available():
+        raise Refusal("torch sees no CUDA GPU")
+    if vllm.__version__.split("+")[0] != "0.28.0":
+        raise Refusal(f"vLLM {vllm.__version__} is installed; the cell has 0.28.0")
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,driver_version,uuid,memory.total", "--format=csv,noheader"],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    import triton
+
+    return {
+        "python": platform.python_version(),
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "triton": triton.__version__,
+        "gpus": [line.strip() for line in driver.stdout.splitlines()],
+        "capability": list(torch.cuda.get_device_capability()),
+        "cores": os.cpu_count(),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m qualify.gpu", description=__doc__)
+    parser.add_argument("parts", nargs="+", choices=[*PARTS])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the evidence")
+    parser.add_argument("--logs", type=Path, help="folder for the logs of all engines")
+    parser.add_argument("--no-mps", action="store_true", help="do not start the MPS daemon")
+    parser.add_argument(
+        "--budget", type=float, default=540, help="seconds; parts stop starting new work before it ends"
+    )
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=JSON", help="settings of a part"
+    )
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    logs = options.logs or Path(tempfile.mkdtemp(prefix="afd-gpu-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    settings = {
+        name: json.loads(value) for name, _, value in (text.partition("=") for text in options.option)
+    }
+    failed = False
+    with ExitStack() as stack:
+        # before this process touches the GPU: a process outside MPS would take time slices from those inside
+        with_mps = False if options.no_mps else stack.enter_context(mps.daemon())
+        try:
+            facts = {**host_facts(), "mps": with_mps}
+        except (Refusal, ImportError, subprocess.SubprocessError, OSError) as error:
+            print(f"gpu: this host lacks the cell: {error}", file=sys.stderr)
+            return 2
+        host = parts.Host(logs, time.monotonic() + options.budget, settings)
+        for name in options.parts:
+            started = time.monotonic()
+            evidence: dict[str, Any] = {"part": name, "host": facts, "command": [*sys.argv]}
+            try:
+                evidence["result"] = PARTS[name](host)
+            except Exception as error:  # noqa: BLE001 - the part's outcome, written down and shown
+                failed = True
+                evidence["error"] = f"{type(error).__name__}: {error}"[-6000:]
+                traceback.print_exc()
+            evidence["seconds"] = round(time.monotonic() - started, 1)
+            path = options.out / f"{name}.json"
+            path.write_text(json.dumps(evidence, indent=1) + "\n")
+            print(f"gpu: {name} took {evidence['seconds']} s, see {path}", flush=True)
+            result = evidence.get("result")
+            failed = failed or (isinstance(result, dict) and result.get("passed") is False)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

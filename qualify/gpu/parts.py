@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a GPU go: each a function of the host that returns its evidence as plain data."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qualify.gpu import exchange_bench
+from qualify.gpu.engines import Engine, native, pair, role_report, wait_all
+from qualify.gpu.workloads import (
+    LOGPROBS,
+    PARITY_TOKENS,
+    V2_LITE,
+    bench_prompts,
+    compare,
+    parity_prompts,
+)
+
+START_S = 240.0
+RUN_S = 180.0
+
+PARITY_ENGINE: Mapping[str, Any] = {
+    "dtype": "bfloat16",
+    "max_model_len": 512,
+    "max_num_batched_tokens": 512,
+    "max_num_seqs": 64,
+    "seed": 0,
+    "enable_prefix_caching": False,
+    "gpu_memory_utilization": 0.05,
+    "kv_cache_memory_bytes": 1 << 30,
+    "enable_flashinfer_autotune": False,
+}
+EAGER: Mapping[str, Any] = {"enforce_eager": True}
+GRAPH: Mapping[str, Any] = {
+    "enforce_eager": False,
+    "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY", "mode": 0},
+}
+MODES: Mapping[str, Mapping[str, Any]] = {"eager": EAGER, "graph": GRAPH}
+
+
+@dataclass
+class Host:
+    """Where the parts run: folder of the logs, the moment by which all must be over, settings from the
+    command line.
+    """
+
+    logs: Path
+    deadline: float
+    settings: Mapping[str, Any]
+
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def setting(self, name: str, default: Any) -> Any:
+        return self.settings.get(name, default)
+
+
+def control(host: Host) -> dict[str, Any]:
+    """AFD off: a native engine serves a request, and the smallest call of the extension gives what it must."""
+    import torch
+
+    from afd_plugin.connectors import exchange_ops as ops
+    from afd_plugin.demo.checkpoints import make
+
+    ops.load_kernels()
+    parts = torch.randn(3, 1000, device="cuda").to(torch.bfloat16)
+    total = torch.empty_like(parts[0])
+    ops.combine(total, [part.data_ptr() for part in parts])
+    expected = parts.float().cumsum(0)[-1].to(torch.bfloat16)
+    gathered = torch.empty(3, 1000, dtype=torch.bfloat16, device="cuda")
+    ops.gather(gathered, [ops.Run(parts[i].data_ptr(), (2 - i) * 2000, 2000) for i in range(3)])
+    kernels = bool(torch.equal(total, expected)) and bool(torch.equal(gathered, parts.flip(0)))
+    with native("control", make("deepseek-v2"), {**PARITY_ENGINE, **EAGER}, host.logs) as engine:
+        ready = engine.receive(START_S)
+        rows = engine.ask(RUN_S, "generate", prompts=[[5, 6, 7, 8]], lengths=[8], logprobs=LOGPROBS)
+    return {"kernels_exact": kernels, "native_ready": ready, "tokens": rows[0]["tokens"], "passed": kernels}
+
+
+def exchange(host: Host) -> list[dict[str, Any]]:
+    """Microseconds of a bare exchange."""
+    return exchange_bench.measure()
+
+
+# ------------------------------------------------------------------ parity
+
+
+@dataclass(frozen=True)
+class ParityCase:
+    """One AFD cell to compare with the native engine of the same model and mode."""
+
+    model: str
+    mode: str
+    gate: str = "ffn"
+    dense: str = "attention"
+    microbatches: int = 1
+
+    @property
+    def name(self) -> str:
+        name = f"{self.model}-{self.mode}-gate-{self.gate}"
+        name += "" if self.dense == "attention" else "-dense-ffn"
+        return name if self.microbatches == 1 else f"{name}-dbo"
+
+
+DEFAULT_CASES: tuple[ParityCase, ...] = tuple(
+    ParityCase(model, mode, gate)
+    for model in ("deepseek-v2", "deepseek-v3", "qwen3-moe")
+    for mode in ("eager", "graph")
+    for gate in ("ffn", "attention")
+)
+
+
+def parity(host: Host) -> dict[str, Any]:
+    """Every case against native, twice; 64 prompts, lengths around 64 tokens so that decode batches shrink."""
+    from afd_plugin.demo.checkpoints import make
+
+    cases = [ParityCase(**raw) for raw in host.setting("cases", [])] or list(DEFAULT_CASES)
+    models = {case.model: make(case.model) for case in cases}
+    references = sorted({(case.model, case.mode) for case in cases})
+    workers = host.setting("workers", 4)
+    with ThreadPoolExecutor(workers) as pool:
+        native_runs = dict(
+            zip(
+                references,
+                pool.map(lambda key: _native_rows(host, models[key[0]], *key), references),
+                strict=True,
+            )
+        )
+        outcomes = list(pool.map(lambda case: _case(host, models[case.model], case, native_runs), cases))
+    return {
+        "prompts": len(parity_prompts()),
+        "native_against_itself": {"-".join(key): asdict(compare(*runs)) for key, runs in native_runs.items()},
+        "cases": outcomes,
+        "passed": all(outcome.get("exact") for outcome in outcomes),
+    }
+
+
+def _requests() -> dict[str, Any]:
+    prompts = parity_prompts()
+    lengths = [PARITY_TOKENS + (index % 8) for index in range(len(prompts))]
+    return {"prompts": prompts, "lengths": lengths, "logprobs": LOGPROBS}
+
+
+def _native_rows(host: Host, model: Path, name: str, mode: str) -> list[Any]:
+    with native(f"native-{name}-{mode}", model, {**PARITY_ENGINE, **MODES[mode]}, host.logs) as engine:
+        engine.receive(min(START_S, host.left()))
+        return [engine.ask(min(RUN_S, host.left()), "generate", **_requests()) for _ in range(2)]
+
+
+def _case(
+    host: Host, model: Path, case: ParityCase, native_runs: Mapping[tuple[str, str], list[Any]]
+) -> dict[str, Any]:
+    outcome: dict[str, Any] = {"case": case.name}
+    if host.left() < 45:
+        return {**outcome, "skipped": "no time left", "exact": False}
+    try:
+        engine = pair(
+            case.name, model, {**PARITY_ENGINE, **MODES[case.mode]}, host.logs,
+            gate=case.gate, dense=case.dense, microbatches=case.microbatches,
+        )  # fmt: skip
+        try:
+            outcome["ready_s"] = engine.receive(min(START_S, host.left()))["ready_s"]
+            runs = [engine.ask(min(RUN_S, host.left()), "generate", **_requests()) for _ in range(2)]
+            status = engine.ask(30, "rpc", method="afd_status")[0]
+        except BaseException:
+            engine.close(graceful=False)
+            raise
+        outcome["exit_codes"] = engine.close()
+    except Exception as error:  # noqa: BLE001 - the case's outcome
+        return {**outcome, "error": f"{type(error).__name__}: {error}"[-5000:], "exact": False}
+    reference = native_runs[case.model, case.mode]
+    agreements = [compare(mine, theirs) for mine, theirs in zip(runs, reference, strict=True)]
+    status.pop("tensor_names", None)
+    outcome.update(
+        agreements=[asdict(agreement) for agreement in agreements],
+        exact=all(agreement.exact for agreement in agreements),
+        attention={
+            key: status[key] for key in ("steps", "graph_steps", "exchanges", "device_steps") if key in status
+        },
+        ffn={
+            key: value
+            for key, value in role_report(host.logs, case.name, "ffn").items()
+            if key in ("steps", "eager", "captures", "replays", "uncaptured", "device_steps", "exchanges")
+        },
+    )
+    return outcome
+
+
+# ------------------------------------------------------------------ bench
+
+
+def bench(host: Host) -> dict[str, Any]:
+    """TPOT of two native engines and one AFD pair, interleaved; DeepSeek-V2-Lite's shape with random weights."""
+    import json
+
+    batches = host.setting("batches", [1, 32, 128, 256])
+    repeats = host.setting("repeats", 5)
+    lengths = host.setting("lengths", [16, 144])
+    default_mode = host.setting("native_default_mode", True)
+    folder = host.logs / "v2-lite"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dict(V2_LITE)))
+    engine: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "max_model_len": 4096,
+        "max_num_batched_tokens": 8192,
+        "max_num_seqs": max(batches),
+        "seed": 0,
+        "enable_prefix_caching": False,
+        "gpu_memory_utilization": 0.2,
+        "kv_cache_memory_bytes": 8 << 30,
+        "enable_flashinfer_autotune": False,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+    }
+    graph = {
+        "enforce_eager": False,
+        "compilation_config": {
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "mode": 0,
+            "cudagraph_capture_sizes": batches,
+        },
+    }
+    engines: list[Engine] = []
+    results: dict[str, dict[int, list[float]]] = {}
+    checksums: dict[int, dict[str, list[int]]] = {}
+    try:
+        engines += [native("native-a", folder, {**engine, **graph}, host.logs)]
+        engines += [native("native-b", folder, {**engine, **graph}, host.logs)]
+        engines += [pair("afd", folder, {**engine, **graph}, host.logs)]
+        if default_mode:
+            engines += [
+                native(
+                    "native-default",
+                    folder,
+                    {**engine, "compilation_config": {"cudagraph_capture_sizes": batches}},
+                    host.logs,
+                )
+            ]
+        ready = wait_all(engines, min(START_S + 60, host.left()))
+        repeats_done = 0
+        for repeat in range(-1, repeats):
+            if host.left() < 60:
+                break
+            for batch in batches:
+                for one in engines if repeat % 2 == 0 else engines[::-1]:
+                    prompts = bench_prompts(batch, max(repeat, 0), V2_LITE["vocab_size"] - 10000)
+                    measured = one.ask(
+                        120, "time", prompts=prompts, lengths=lengths if repeat >= 0 else [2, 8]
+                    )
+                    if repeat >= 0:
+                        results.setdefault(one.name, {}).setdefault(batch, []).append(measured["tpot_ms"])
+                        checksums.setdefault(batch, {}).setdefault(one.name, []).append(measured["checksum"])
+            repeats_done += repeat >= 0
+        status = engines[2].ask(60, "rpc", method="afd_status")[0]
+        status.pop("tensor_names", None)
+    except BaseException:
+        for one in engines:
+            one.close(graceful=False)
+        raise
+    with ThreadPoolExecutor(len(engines)) as pool:
+        codes = list(pool.map(Engine.close, engines))
+    return {
+        "ready_s": ready,
+        "repeats": repeats_done,
+        "tpot_ms": {
+            name: {batch: summary(values) for batch, values in by.items()} for name, by in results.items()
+        },
+        "ratios": _ratios(results),
+        "same_tokens": {
+            batch: by.get("afd") == by.get("native-a") == by.get("native-b")
+            for batch, by in checksums.items()
+        },
+        "attention": {
+            key: status[key]
+            for key in ("steps", "graph_steps", "exchanges", "exchange_seconds", "tokens", "device_steps")
+        },
+        "ffn": {
+            k: v
+            for k, v in role_report(host.logs, "afd", "ffn").items()
+            if k not in ("units", "tensors_read")
+        },
+        "exit_codes": codes,
+    }
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Median, extremes and the values."""
+    return {
+        "median": round(statistics.median(values), 3),
+        "low": round(min(values), 3),
+        "high": round(max(values), 3),
+        "values": [round(value, 3) for value in values],
+    }
+
+
+def _ratios(results: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[int, dict[str, float]]:
+    """AFD over native by medians, and the native-against-native spread that bounds what may be claimed."""
+    ratios: dict[int, dict[str, float]] = {}
+    for batch, values in results.get("native-a", {}).items():
+        both = [*values, *results["native-b"][batch]]
+        ratios[batch] = {
+            "afd_over_native": round(statistics.median(results["afd"][batch]) / statistics.median(both), 3),
+            "native_b_over_a": round(
+                statistics.median(results["native-b"][batch]) / statistics.median(values), 3
+            ),
+            "native_spread": round(max(both) / min(both), 3),
+        }
+        if "native-default" in results:
+            base = statistics.median(results["native-default"][batch])
+            ratios[batch]["afd_over_native_default"] = round(
+                statistics.median(results["afd"][batch]) / base, 3
+            )
+    return ratios
+
+
+# ------------------------------------------------------------------ faults
+
+
+def faults(host: Host) -> dict[str, Any]:
+    """kill -9 of either role while graphs replay: the other ends within the bound, the GPU is free, a new
+    pair serves.
+    """
+    from afd_plugin.demo.checkpoints import make
+
+    model = make("deepseek-v2")
+    outcome: dict[str, Any] = {}
+    free_before = _free_bytes()
+    for victim in ("ffn", "attention"):
+        engine = pair(f"fault-{victim}", model, {**PARITY_ENGINE, **GRAPH}, host.logs)
+        try:
+            engine.receive(min(START_S, host.left()))
+            engine.tell(
+                "generate", prompts=[[5 + i, 6, 7, 8] for i in range(32)], lengths=[500] * 32, logprobs=0
+            )
+            time.sleep(1.0)
+            companion = engine.companions[0]
+            root = companion.process.pid if victim == "ffn" else engine.pid
+            target = _workers_below(root)[-1]
+            os.kill(target, signal.SIGKILL)
+            started = time.monotonic()
+            survivor = engine._process if victim == "ffn" else companion.process
+            code = survivor.wait(60)
+            outcome[victim] = {"survivor_exit_code": code, "seconds": round(time.monotonic() - started, 2)}
+        finally:
+            engine.close(graceful=False)
+        time.sleep(2.0)
+        outcome[victim]["bytes_not_freed"] = free_before - _free_bytes()
+    again = _case(
+        host, model, ParityCase("deepseek-v2", "graph"),
+        {("deepseek-v2", "graph"): _native_rows(host, model, "deepseek-v2", "graph")},
+    )  # fmt: skip
+    outcome["next_start"] = again
+    outcome["passed"] = bool(again.get("exact"))
+    return outcome
+
+
+def _free_bytes() -> int:
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def _workers_below(root: int) -> list[int]:
+    """The processes below ``root`` that hold a GPU context, by their command line, oldest first."""
+    import psutil
+
+    below = psutil.Process(root).children(recursive=True)
+    return [child.pid for child in below if "resource_tracker" not in " ".join(child.cmdline())]

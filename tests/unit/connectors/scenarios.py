@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ends of a data plane do in the contract suite. Every function runs in all processes of a team at
+once.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from afd_plugin.config import LinkSettings
+from afd_plugin.connectors.base import AFDConnector, ConnectorShape
+from afd_plugin.connectors.registry import create_connector
+from afd_plugin.errors import AFDError, ProtocolError
+from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan, UnitKind, schedule
+from tests.unit.connectors.team import End
+
+HIDDEN = 64
+MAX_TOKENS = 96
+LOGITS = 8
+UNITS = (
+    RemoteUnit(0, "layers.0.mlp.experts", UnitKind.EXPERTS, LOGITS),
+    RemoteUnit(1, "layers.1.mlp", UnitKind.DENSE),
+    RemoteUnit(2, "layers.2.mlp.experts", UnitKind.EXPERTS),
+)
+SETTINGS = LinkSettings(token="contract", rendezvous_timeout_s=20, exchange_timeout_s=20)
+
+Rows = Sequence[Sequence[int]]
+
+
+def device() -> torch.device:
+    return torch.device(os.environ.get("AFD_CONTRACT_DEVICE", "cpu"))
+
+
+def make(
+    end: End, connector: str, stages: int = 1, max_tokens: int = MAX_TOKENS, hidden: int = HIDDEN
+) -> AFDConnector:
+    if device().type == "cuda":
+        torch.cuda.set_device(device())
+    shape = ConnectorShape(
+        lanes=end.lanes,
+        lane=end.lane,
+        max_tokens=max_tokens,
+        hidden_size=hidden,
+        dtype=torch.bfloat16,
+        device=device(),
+        units=UNITS,
+        stages=stages,
+        router_dtypes=(torch.float32, None, None) if end.lane is not None and device().type == "cuda" else (),
+    )
+    return create_connector(connector, shape, SETTINGS)
+
+
+@contextmanager
+def connected(end: End, connector: str, **sizes: Any) -> Iterator[AFDConnector]:
+    made = make(end, connector, **sizes)
+    try:
+        made.connect(end.share(made.offer() if end.lane is None else None))
+        yield made
+    finally:
+        made.close()
+
+
+def drawn(
+    lane: int, exchange: Exchange, rows: int, hidden: int = HIDDEN
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that a lane sends in an exchange; every end can draw them."""
+    seed = ((exchange.step * 31 + exchange.unit) * 31 + exchange.stage) * 31 + lane
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(rows, hidden, generator=generator).to(torch.bfloat16)
+    logits = torch.randn(rows, LOGITS, generator=generator)
+    return states.to(device()), logits.to(device())
+
+
+def computed(unit: RemoteUnit, states: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor:
+    """What the FFN of these tests computes; exact in bfloat16's own arithmetic, row by row."""
+    answer = states * 2 + unit.index
+    return answer if logits is None else answer + logits.sum(-1, keepdim=True).to(states.dtype)
+
+
+def plans(layouts: Sequence[Rows], first: int = 0) -> list[StepPlan]:
+    return [
+        StepPlan(first + i, StepKind.REAL, tuple(tuple(stages) for stages in rows))
+        for i, rows in enumerate(layouts)
+    ]
+
+
+def run_step(end: End, plane: AFDConnector, plan: StepPlan) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """One step at this end; on a lane the pairs (received, expected), copied."""
+    pairs = []
+    for exchange in schedule(plan, UNITS):
+        unit = UNITS[exchange.unit]
+        rows = [plan.tokens[lane][exchange.stage] for lane in range(end.lanes)]
+        if end.lane is None:
+            states, logits = plane.recv_hidden(exchange, unit, rows)
+            plane.send_output(exchange, rows, computed(unit, states, logits))
+        elif rows[end.lane]:
+            states, logits = drawn(end.lane, exchange, rows[end.lane], plane.shape.hidden_size)
+            plane.send_hidden(exchange, unit, states, logits if unit.router_logits else None)
+            answer = plane.recv_output(exchange, rows[end.lane])
+            pairs.append((answer.clone(), computed(unit, states, logits if unit.router_logits else None)))
+    return pairs
+
+
+# ------------------------------------------------------------------ scenarios
+
+
+def round_trips(end: End, connector: str, layouts: Sequence[Rows], stages: int) -> dict[str, int]:
+    """Every answer is exactly what this lane's own rows give, whatever the other lanes bring."""
+    with connected(end, connector, stages=stages) as plane:
+        wrong = 0
+        for plan in plans(layouts):
+            for received, expected in run_step(end, plane, plan):
+                wrong += not torch.equal(received, expected)
+        plane.check()
+        counts = {
+            "wrong": wrong,
+            "sent": plane.counts.messages_sent,
+            "received": plane.counts.messages_received,
+            "eager": sum(plane.device_steps().eager),
+            "replayed": sum(plane.device_steps().replayed),
+        }
+        end.meet("done")
+        return counts
+
+
+def stale_message(end: End, connector: str) -> str:
+    """A lane skips a unit; the FFN must take its message for an error, not for data. Returns what the FFN
+    raised.
+    """
+    plan = plans([[[4]] * end.lanes])[0]
+    first, second = list(schedule(plan, UNITS))[:2]
+    with connected(end, connector) as plane:
+        if end.lane is not None:
+            if end.lane == 0:
+                states, _ = drawn(end.lane, second, 4)
+                plane.send_hidden(second, UNITS[1], states, None)
+            end.meet("checked")
+            return ""
+        seen = ""
+        try:
+            # the sizes agree, so that only the name of the message can tell
+            unit = RemoteUnit(0, UNITS[0].name, UnitKind.EXPERTS)
+            plane.recv_hidden(first, unit, [4] + [0] * (end.lanes - 1))
+            if plane.stream_ordered:
+                torch.cuda.synchronize()
+            plane.check()
+        except ProtocolError as error:
+            seen = str(error)
+        end.meet("checked")
+        return seen
+
+
+def wrong_tensors(end: End, connector: str) -> list[str]:
+    """Tensors that do not fit the handshake are refused where they enter; returns what was refused."""
+    refused: list[str] = []
+    with connected(end, connector) as plane:
+        if end.lane is not None:
+            good, logits = drawn(end.lane, Exchange(0, 0, 0), 4)
+            for name, states, router in (
+                ("width", good[:, :32].contiguous(), logits),
+                ("dtype", good.float(), logits),
+                ("no logits", good, None),
+                ("logits width", good, logits[:, :4].contiguous()),
+            ):
+                try:
+                    plane.send_hidden(Exchange(0, 0, 0), UNITS[0], states, router)
+                except ProtocolError:
+                    refused.append(name)
+        else:
+            for name, output in (
+                ("rows", torch.zeros(3, HIDDEN, dtype=torch.bfloat16, device=device())),
+                ("dtype", torch.zeros(4 * end.lanes, HIDDEN, device=device())),
+            ):
+                try:
+                    plane.send_output(Exchange(0, 0, 0), [4] * end.lanes, output)
+                except ProtocolError:
+                    refused.append(name)
+        end.meet("done")
+    return refused
+
+
+def bounded_memory(end: End, connector: str, steps: int) -> tuple[int, int]:
+    """Device bytes in use (resident bytes on the CPU) after a few steps, and after ``steps`` of distinct
+    sizes.
+    """
+    with connected(end, connector) as plane:
+
+        def run(count: int, first: int) -> int:
+            for plan in plans(
+                [[[1 + (i * 7 + lane) % MAX_TOKENS] for lane in range(end.lanes)] for i in range(count)],
+                first,
+            ):
+                run_step(end, plane, plan)
+            gc.collect()
+            if plane.stream_ordered:
+                torch.cuda.synchronize()
+                return int(torch.cuda.memory_allocated())
+            with open("/proc/self/statm", encoding="ascii") as statm:
+                return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+        before = run(20, 0)
+        end.meet("warm")
+        after = run(steps, 20)
+        end.meet("done")
+        return before, after
+
+
+def released_by_abort(end: End, connector: str) -> float:
+    """The FFN waits for rows that never come; ``abort`` from another thread ends the wait. Returns the
+    seconds.
+    """
+    with connected(end, connector) as plane:
+        seconds = 0.0
+        if end.lane is None:
+            timer = threading.Timer(0.5, plane.abort)
+            timer.start()
+            started = time.monotonic()
+            try:
+                plane.recv_hidden(Exchange(0, 0, 0), UNITS[0], [4] * end.lanes)
+                if plane.stream_ordered:
+                    torch.cuda.synchronize()
+                plane.check()
+            except AFDError:
+                seconds = time.monotonic() - started
+            timer.join()
+        end.meet("aborted")
+        return seconds
+
+
+def nothing_after_abort(end: End, connector: str) -> bool:
+    """What is computed after an aborted wait never reaches a peer. Returns whether the lane received nothing."""
+    with connected(end, connector) as plane:
+        rows = [4] * end.lanes
+        if end.lane is None:
+            plane.recv_hidden(Exchange(0, 0, 0), UNITS[0], rows)
+            output = torch.zeros(sum(rows), HIDDEN, dtype=torch.bfloat16, device=device())
+            plane.send_output(Exchange(0, 0, 0), rows, output)  # enqueued behind the wait
+            plane.abort()
+            torch.cuda.synchronize()
+            end.meet("aborted")
+            return True
+        end.meet("aborted")
+        plane.recv_output(Exchange(0, 0, 0), 4)
+        done = torch.cuda.Event()
+        done.record()
+        time.sleep(0.5)
+        silent = not done.query()
+        plane.abort()
+        torch.cuda.synchronize()
+        return silent
+
+
+def peer_dies(end: End, connector: str) -> tuple[str, float]:
+    """A lane dies while the FFN waits for it; the FFN's wait ends with PeerLost. Returns the error and the
+    seconds.
+    """
+    with connected(end, connector) as plane:
+        if end.lane == 0:
+            time.sleep(0.3)
+            os._exit(9)
+        if end.lane is not None:
+            return "", 0.0
+        started = time.monotonic()
+        if plane.stream_ordered:
+            # the control plane notices the death and aborts the data plane
+            threading.Timer(1.0, plane.abort).start()
+        try:
+            plane.recv_hidden(Exchange(0, 0, 0), UNITS[0], [4] + [0] * (end.lanes - 1))
+            if plane.stream_ordered:
+                torch.cuda.synchronize()
+            plane.check()
+        except AFDError as error:
+            return error.name, time.monotonic() - started
+        return "nothing", time.monotonic() - started
+
+
+def lives(end: End, connector: str, count: int) -> list[int]:
+    """Connect, exchange and close ``count`` times. Returns free device bytes (0 on the CPU) after each life."""
+    free = []
+    for _ in range(count):
+        with connected(end, connector) as plane:
+            for plan in plans([[[5]] * end.lanes]):
+                for received, expected in run_step(end, plane, plan):
+                    assert torch.equal(received, expected)
+            end.meet("served")
+        end.meet("closed")
+        if device().type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        end.meet("emptied")
+        free.append(torch.cuda.mem_get_info()[0] if device().type == "cuda" else 0)
+        end.meet("measured")
+    return free
+
+
+def replays(end: End, connector: str, rows: int, count: int, stages: int) -> dict[str, int]:
+    """A captured step replays ``count`` times with new data each time, and mixes with eager steps."""
+    plan = plans([[[rows] * stages] * end.lanes])[0]
+    with connected(end, connector, stages=stages) as plane:
+        stream = torch.cuda.Stream()
+        sources: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        answers: dict[tuple[int, int], torch.Tensor] = {}
+        for exchange in schedule(plan, UNITS):
+            if end.lane is not None:
+                key = (exchange.unit, exchange.stage)
+                states, logits = drawn(end.lane, exchange, rows)
+                sources[key] = (states, logits)
+                answers[key] = torch.empty_like(states)
+
+        def step() -> None:
+            for exchange in schedule(plan, UNITS):
+                unit = UNITS[exchange.unit]
+                if end.lane is None:
+                    states, logits = plane.recv_hidden(exchange, unit, [rows] * end.lanes)
+                    plane.send_output(exchange, [rows] * end.lanes, computed(unit, states, logits))
+                else:
+                    states, logits = sources[exchange.unit, exchange.stage]
+                    plane.send_hidden(exchange, unit, states, logits if unit.router_logits else None)
+                    answers[exchange.unit, exchange.stage].copy_(plane.recv_output(exchange, rows))
+
+        with torch.cuda.stream(stream):
+            step()
+        stream.synchronize()
+        end.meet("warm")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            step()
+        end.meet("captured")
+        wrong = 0
+        for number in range(count):
+            for (unit_index, stage), (states, logits) in sources.items():
+                fresh = drawn(end.lane or 0, Exchange(number + 1, unit_index, stage), rows)
+                states.copy_(fresh[0])
+                logits.copy_(fresh[1])
+            # either side may run eagerly while the other replays
+            lane_eager = number % 5 == 1
+            ffn_eager = number % 5 == 2
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                if (end.lane is None and ffn_eager) or (end.lane is not None and lane_eager):
+                    step()
+                else:
+                    graph.replay()
+            torch.cuda.current_stream().wait_stream(stream)
+            for (unit_index, _), (states, logits) in sources.items():
+                unit = UNITS[unit_index]
+                expected = computed(unit, states, logits if unit.router_logits else None)
+                wrong += not torch.equal(answers[unit_index, _], expected)
+        torch.cuda.synchronize()
+        plane.check()
+        steps = plane.device_steps()
+        end.meet("done")
+        return {"wrong": wrong, "eager": sum(steps.eager), "replayed": sum(steps.replayed)}
+
+
+def refused_on_one_gpu(end: End, connector: str) -> str:
+    """NCCL's connector refuses ends that share a GPU; returns the sentence."""
+    plane = make(end, connector)
+    try:
+        plane.connect(end.share(plane.offer() if end.lane is None else None))
+    except AFDError as error:
+        return str(error)
+    finally:
+        plane.close()
+    return "nothing was refused"
