@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from qualify.lint.findings import Finding
 
 # Imported where vLLM runs, and brought by it: the plugin never chooses their versions.
-VLLM_AND_ITS_OWN = frozenset({"numpy", "safetensors", "torch", "transformers", "triton", "uvloop", "vllm"})
+VLLM_AND_ITS_OWN = frozenset(
+    {"cuda", "numpy", "safetensors", "torch", "transformers", "triton", "uvloop", "vllm"}
+)
 DISTRIBUTION_OF = {"zmq": "pyzmq"}  # where the import and the distribution have different names
 
 

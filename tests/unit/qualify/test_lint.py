@@ -144,6 +144,7 @@ Rule = Callable[[str, ast.AST], Iterator[Finding]]
         (code.waiting, "subprocess.run(['x'], check=True)"),
         (code.sleeping, "time.sleep(1)"),
         (code.sleeping, "await asyncio.sleep(x)"),
+        (code.sleeping, "while x:\n    pass\nelse:\n    time.sleep(1)"),
         (code.importing, "from vllm.v1.worker import gpu_worker"),
         (code.importing, "from vllm import v1"),
         (code.importing, "import vllm.model_executor.layers"),
@@ -162,7 +163,7 @@ def test_each_planted_fault_in_code_is_found(rule: Rule, source: str) -> None:
         (code.swallowing, "with contextlib.suppress(ProcessLookupError):\n    x()"),
         (code.waiting, "thread.join(timeout=3)\nevent.wait(3)\n','.join(x)"),
         (code.waiting, "subprocess.run(['x'], timeout=3)\nsubprocess.run(['x'], **options)"),
-        (code.sleeping, "wait_for(lambda: x, 3)"),
+        (code.sleeping, "wait_for(lambda: x, 3)\nwhile not x:\n    time.sleep(0.01)"),
         (code.importing, "from vllm.distributed import utils\nimport vllm.v10"),
     ],
 )
