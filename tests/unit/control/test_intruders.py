@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from afd_plugin.control import messages as m
 from afd_plugin.control.address import Address
 from afd_plugin.control.sockets import DISCONNECTED, Channel, dial
-from tests.unit.control.harness import TOKEN, Service, plan, serving
+from tests.unit.control.harness import FAST, TOKEN, Service, plan, serving
 
 ZMTP_GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + b"\0" * 31
 
@@ -125,3 +127,19 @@ def test_a_plain_zmq_peer_without_the_token_never_reaches_a_decoder(target: Targ
         time.sleep(0.5)
         target.still_works()
     assert dict(statistics.dropped) == before
+
+
+def test_a_flood_of_connections_blocks_no_step_while_the_monitor_thread_is_busy() -> None:
+    with serving(settings=replace(FAST, failure_timeout_s=25)) as service:
+        flooded = Target(service)
+        busy, release = threading.Event(), threading.Event()
+        monitor = service.groups[0].control._monitor
+        monitor._order(lambda: (busy.set(), release.wait(20)))
+        assert busy.wait(5)
+        try:
+            for _ in range(2500):
+                flooded.throw(b"GET / HTTP/1.1\r\n\r\n", 1)
+            flooded.still_works()
+        finally:
+            release.set()
+        flooded.still_works()
