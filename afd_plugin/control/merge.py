@@ -3,7 +3,8 @@
 
 Rules:
 
-* A step is delivered when every lane of the group has announced it; the announcements must be equal.
+* A step is delivered when every lane of the group has announced it; the announcements must be equal, except that
+  a lane without requests runs a dummy while another runs a real step. The merged step is then real.
 * Step numbers grow on every lane.
 * The n-th Profile of the group is delivered when the first lane sends its n-th; the same from the others is
   redundant. Lanes may receive a profile request between different steps.
@@ -16,12 +17,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias, Union
+
+import msgspec
 
 from afd_plugin.control.messages import Drain, InBand, Profile, Shutdown, Step
 from afd_plugin.control.statistics import Statistics
 from afd_plugin.errors import PeerShutDown, ProtocolError
-from afd_plugin.plan import StepPlan
+from afd_plugin.plan import StepKind, StepPlan
 
 Event: TypeAlias = Union[StepPlan, Profile, Drain, Shutdown]  # noqa: UP007
 """What an FFN group acts on."""
@@ -141,8 +145,12 @@ class Merger:
 
     def _merged(self, heads: dict[int, InBand]) -> StepPlan:
         first, reference = next(iter(heads.items()))
+        assert isinstance(reference, Step)  # noqa: S101 - every other message has been taken
+        served = set()
         for lane, step in heads.items():
-            if step != reference:
+            assert isinstance(step, Step)  # noqa: S101 - every other message has been taken
+            served.add(step.kind)
+            if _without_service(step) != _without_service(reference):
                 raise ProtocolError(
                     f"Attention lanes {first} and {lane} disagree about what runs next: "
                     f"{_shown(reference)} against {_shown(step)}."
@@ -150,8 +158,13 @@ class Merger:
         for queue in self._queues.values():
             queue.popleft()
         self._statistics.steps_delivered += 1
-        assert isinstance(reference, Step)  # noqa: S101 - every other message has been taken
-        return reference.plan()
+        plan = reference.plan()
+        return replace(plan, kind=StepKind.REAL) if StepKind.REAL in served else plan
+
+
+def _without_service(step: Step) -> Step:
+    """``step`` without whether this lane had requests in it: what all lanes must agree on."""
+    return msgspec.structs.replace(step, kind=StepKind.REAL) if step.kind is StepKind.DUMMY else step
 
 
 def _shown(step: InBand) -> str:

@@ -56,7 +56,7 @@ def test_lanes_may_run_ahead_of_each_other() -> None:
     [
         step(2, 3, 4),
         step(1, 3, 5),
-        step(1, 3, 4, kind=StepKind.DUMMY),
+        step(1, 3, 4, kind=StepKind.CAPTURE),
         step(1, 3, 4, graph=True),
         m.Step.of(EPOCH, StepPlan(1, StepKind.REAL, ((3, 0), (4, 0)))),
     ],
@@ -68,6 +68,29 @@ def test_lanes_that_disagree_are_a_protocol_error_that_shows_both(other: m.Step)
     with pytest.raises(ProtocolError, match="lanes 0 and 1 disagree") as error:
         subject.next()
     assert str(other.tokens) in str(error.value)
+
+
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_lane_without_requests_runs_a_dummy_beside_a_real_step(idle: int) -> None:
+    subject = merger()
+    subject.push(idle, step(1, 3, 1, kind=StepKind.DUMMY))
+    subject.push(1 - idle, step(1, 3, 1))
+    assert subject.next() == plan(1, 3, 1)
+
+
+def test_a_step_without_requests_on_any_lane_stays_a_dummy() -> None:
+    subject = merger()
+    for lane in (0, 1):
+        subject.push(lane, step(1, 1, 1, kind=StepKind.DUMMY))
+    assert subject.next() == plan(1, 1, 1, kind=StepKind.DUMMY)
+
+
+def test_a_capture_on_one_lane_beside_a_dummy_on_another_is_a_disagreement() -> None:
+    subject = merger()
+    subject.push(0, step(1, 1, 1, kind=StepKind.DUMMY))
+    subject.push(1, step(1, 1, 1, kind=StepKind.CAPTURE))
+    with pytest.raises(ProtocolError, match="disagree"):
+        subject.next()
 
 
 def test_messages_of_another_life_are_dropped_and_counted() -> None:
