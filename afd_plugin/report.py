@@ -16,6 +16,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from afd_plugin.errors import AFDError
 
@@ -24,6 +25,9 @@ REPORT_VARIABLE = "AFD_REPORT"
 
 SOURCE_VARIABLE = "AFD_REPORT_SOURCE"
 """Environment variable with the name the launcher gave to this process's tree, for example ``ffn-0``."""
+
+STOPPING_NAME = "stopping"
+"""File beside the socket that exists once the launcher has asked its children to stop."""
 
 MAX_REPORT_BYTES = 32_768
 _MAX_TEXT = 8_000
@@ -47,6 +51,12 @@ def failure(error: BaseException) -> None:
         name, code = type(error).__name__, 1
     text = str(error) or type(error).__name__
     _send({"kind": "failure", "error": name, "message": text[:_MAX_TEXT], "exit_code": code})
+
+
+def stop_requested(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher has begun a clean stop; False without a launcher."""
+    path = env.get(REPORT_VARIABLE)
+    return path is not None and Path(path).with_name(STOPPING_NAME).exists()
 
 
 def _send(content: dict[str, object], env: Mapping[str, str] = os.environ) -> None:

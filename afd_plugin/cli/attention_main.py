@@ -14,7 +14,7 @@ import threading
 from argparse import Namespace
 
 from afd_plugin import report
-from afd_plugin.cli.child import EngineFailure, checked_config, run_child
+from afd_plugin.cli.child import EngineError, checked_config, run_child
 from afd_plugin.config import AFDConfig
 from afd_plugin.errors import PortInUse
 from afd_plugin.supervisor.ports import join_address
@@ -25,7 +25,7 @@ def serve(args: Namespace, afd: AFDConfig) -> None:
 
     Raises:
         PortInUse: the HTTP address is taken.
-        EngineFailure: vLLM's engine died while serving.
+        EngineError: vLLM's engine ended while serving.
     """
     import uvloop
     from vllm.entrypoints.openai.api_server import setup_server
@@ -45,7 +45,7 @@ def serve(args: Namespace, afd: AFDConfig) -> None:
         with http_socket:
             uvloop.run(_serve_http(args, listening, http_socket))
     except RuntimeError as error:
-        raise EngineFailure(f"vLLM's engine failed ({error}); the log above has the reason.") from error
+        raise EngineError(f"vLLM's engine failed ({error}); the log above has the reason.") from error
 
 
 async def _serve_http(args: Namespace, listening: str, http_socket: socket.socket) -> None:
@@ -60,10 +60,10 @@ async def _serve_http(args: Namespace, listening: str, http_socket: socket.socke
             ending = await build_and_serve(engine, listening, http_socket, args)
         finally:
             ended.set()
-        died = engine.errored
+        ended_by_itself = engine.errored and not report.stop_requested()  # a stopped engine counts as errored
     await ending
-    if died:
-        raise EngineFailure("vLLM's engine died while serving; the log above has the reason.")
+    if ended_by_itself:
+        raise EngineError("vLLM's engine ended although nobody asked for it; the log above has the reason.")
 
 
 def _report_when_healthy(args: Namespace, listening: str, ended: threading.Event) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-class EngineFailure(AFDError):
+class EngineError(AFDError):
     """vLLM's engine or one of its workers died; the log above the error has the reason."""
 
     name = "engine-failed"

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from afd_plugin import report
-from afd_plugin.cli.child import EngineFailure, checked_config, run_child
+from afd_plugin.cli.child import EngineError, checked_config, run_child
 from afd_plugin.config import AFDConfig
 from afd_plugin.errors import ConfigRefused
 
@@ -27,7 +27,7 @@ def serve(args: Namespace, afd: AFDConfig) -> None:
     """Load the FFN's half and serve until attention shuts the service down or SIGTERM arrives.
 
     Raises:
-        EngineFailure: a worker died or raised.
+        EngineError: a worker died or raised.
     """
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
@@ -43,7 +43,7 @@ def serve(args: Namespace, afd: AFDConfig) -> None:
     try:
         executor = executor_class(config)
     except RuntimeError as error:
-        raise EngineFailure(
+        raise EngineError(
             f"The FFN's workers did not start ({error}); the log above has the reason."
         ) from error
     _serve(executor)
@@ -66,7 +66,7 @@ def _serve(executor: MultiprocExecutor) -> None:
     except RuntimeError as error:
         if asked:
             return
-        raise EngineFailure(f"The FFN stopped serving ({error}); the log above has the reason.") from error
+        raise EngineError(f"The FFN stopped serving ({error}); the log above has the reason.") from error
     finally:
         executor.shutdown()  # type: ignore[no-untyped-call]
 

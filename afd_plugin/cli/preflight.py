@@ -64,9 +64,7 @@ def run_checks(
         _refusal("topology", topology.validate, f"{topology.name} is sound"),
     ]
     for host, port in ports:
-        checks.append(
-            _refusal(f"port {port}", lambda h=host, p=port: check_port_free(h, p), f"free on {host}")
-        )
+        checks.append(_refusal(f"port {port}", partial(check_port_free, host, port), f"free on {host}"))
     checks.append(check_memory(psutil.virtual_memory().available, topology))
     checks += check_gpus(list_gpus(), device, topology, env)
     if model is not None:

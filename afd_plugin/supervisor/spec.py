@@ -45,7 +45,7 @@ class TimeLimits:
     startup: float = 1800.0
     failure: float = 10.0
     drain: float = 90.0
-    terminate: float = 5.0
+    terminate: float = 10.0
     probe: float = 1.0
 
 

@@ -18,7 +18,7 @@ from types import FrameType
 
 import psutil
 
-from afd_plugin.report import REPORT_VARIABLE, SOURCE_VARIABLE
+from afd_plugin.report import REPORT_VARIABLE, SOURCE_VARIABLE, STOPPING_NAME
 from afd_plugin.supervisor.child import Child
 from afd_plugin.supervisor.guardian import Guardian
 from afd_plugin.supervisor.inbox import Report, ReportInbox
@@ -87,6 +87,9 @@ class Supervisor:
             try:
                 self._start(inbox.path, guardian)
                 self._watch(guardian)
+                if self._draining and not self._faults:
+                    (directory / STOPPING_NAME).touch()
+                    self._drain()
             finally:
                 self._finish()
         cause = choose_cause(tuple(self._faults))
@@ -158,8 +161,6 @@ class Supervisor:
         if self._faults:
             answers_owed = len(self._ready) == len(self._children)
             self._await_in_band(self._limits.failure / 2 if answers_owed else 1.0)
-        elif self._draining:
-            self._drain(guardian)
 
     def _handle(self, timeout: float) -> None:
         """Wait for one event for at most ``timeout`` seconds and take note of it."""
@@ -237,14 +238,13 @@ class Supervisor:
     def _await_in_band(self, timeout: float) -> None:
         """After a fault: let the children notice it by themselves and answer their clients."""
         deadline = time.monotonic() + timeout
-        asked = self._asked
-        while any(child.running for child in self._children) and self._asked == asked:
+        while any(child.running for child in self._children) and self._asked < 2:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
             self._handle(left)
 
-    def _drain(self, guardian: Guardian) -> None:
+    def _drain(self) -> None:
         """A clean stop: signal the first children, give later ones the time to be told in-band, all
         bounded.
         """

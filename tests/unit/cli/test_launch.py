@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From options to children: what each child is started with."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from afd_plugin.cli.devices import (
+    DeviceShare,
+    Gpu,
+    parse_gpus,
+    share_devices,
+    threads_per_process,
+    visible_gpus,
+)
+from afd_plugin.cli.launch import attention_child, ffn_children, reachable, role_environment
+from afd_plugin.cli.options import LaunchOptions
+from afd_plugin.config import AFDConfig, LinkSettings, Role
+from afd_plugin.errors import ConfigRefused
+from afd_plugin.topology import Topology
+
+LINK = LinkSettings(listen="127.0.0.1:4000", token="secret")
+
+
+def options(topology: Topology = Topology(), **more: object) -> LaunchOptions:  # noqa: B008  (frozen)
+    afd = AFDConfig(Role.ATTENTION, topology)
+    return LaunchOptions("model", afd, LINK, "cpu", port=8123, vllm=("--dtype", "bfloat16"), **more)  # type: ignore[arg-type]
+
+
+def test_the_attention_child_serves_http_with_its_role_and_a_drain() -> None:
+    spec = attention_child(options(attention_vllm=("--api-key", "k")), {}, None)
+    assert spec.argv[:3] == (sys.executable, "-m", "afd_plugin.cli.attention_main")
+    assert json.loads(spec.argv[3])["role"] == "attention"
+    assert spec.argv[4:] == (
+        *("model", "--host", "127.0.0.1", "--port", "8123", "--dtype", "bfloat16"),
+        *("--api-key", "k", "--shutdown-timeout", "30"),
+    )
+    assert spec.stop_order == 0
+
+
+def test_the_users_own_shutdown_timeout_stays() -> None:
+    spec = attention_child(options(attention_vllm=("--shutdown_timeout=5",)), {}, None)
+    assert "--shutdown-timeout" not in spec.argv
+
+
+def test_one_ffn_child_per_group_joined_as_vllms_offline_data_parallel() -> None:
+    topology = Topology(attention_dp=4, ffn_dp=2)
+    first, second = ffn_children(options(topology), LINK.to_env(), None, master_port=4001)
+    assert [first.name, second.name] == ["ffn-0", "ffn-1"]
+    assert json.loads(first.argv[3])["role"] == "ffn"
+    assert first.env["AFD_LISTEN"] == "127.0.0.1:4000"
+    assert second.env["AFD_LISTEN"] == "127.0.0.1:0"
+    assert second.env["AFD_PEER"] == "127.0.0.1:4000"
+    for group, child in enumerate((first, second)):
+        assert child.stop_order == 1
+        assert child.env["VLLM_DP_RANK"] == str(group)
+        assert child.env["VLLM_DP_SIZE"] == "2"
+        assert child.env["VLLM_DP_MASTER_PORT"] == "4001"
+
+
+def test_a_single_ffn_group_is_no_data_parallel_world() -> None:
+    (child,) = ffn_children(options(), {}, None, master_port=4001)
+    assert not any(name.startswith("VLLM_DP_") for name in child.env)
+
+
+def test_the_cpu_environment_has_defaults_that_the_user_may_override() -> None:
+    env = role_environment(options(), {"OMP_NUM_THREADS": "7", "HOME": "/h"}, LINK, cores=8, processes=2)
+    assert env["OMP_NUM_THREADS"] == "7"
+    assert env["HOME"] == "/h"
+    assert env["VLLM_MLA_DISABLE"] == "1"
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert env["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert env["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"] == "30"
+    assert env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert env["AFD_TOKEN"] == "secret"
+    assert role_environment(options(), {}, LINK, cores=8, processes=2)["OMP_NUM_THREADS"] == "4"
+
+
+def test_the_secret_and_the_addresses_stay_out_of_the_command_line_and_of_the_hashed_config() -> None:
+    spec = attention_child(options(), {}, None)
+    assert "secret" not in " ".join(spec.argv)
+    assert "4000" not in " ".join(spec.argv)
+    assert "secret" not in repr(spec)
+
+
+def test_on_a_shared_gpu_each_role_takes_its_part_of_the_memory() -> None:
+    share = DeviceShare("0", "0", shared=True)
+    assert attention_child(options(), {}, share).argv[-2:] == ("--gpu-memory-utilization", "0.45")
+    mine = options(ffn_vllm=("--gpu-memory-utilization", "0.2"))
+    assert ffn_children(mine, {}, share, 0)[0].argv[-2:] == ("--gpu-memory-utilization", "0.2")
+
+
+@pytest.mark.parametrize(
+    ("listen", "expected"),
+    [
+        ("127.0.0.1:5", "127.0.0.1:5"),
+        ("0.0.0.0:5", "127.0.0.1:5"),
+        ("[::]:5", "[::1]:5"),
+        ("[fd00::1]:5", "[fd00::1]:5"),
+    ],
+)
+def test_a_wildcard_is_reached_by_loopback(listen: str, expected: str) -> None:
+    assert reachable(listen) == expected
+
+
+GPUS = (Gpu("0", "GPU-a", 1, 1), Gpu("1", "GPU-b", 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("names", "topology", "expected"),
+    [
+        (("0", "1"), Topology(), DeviceShare("0", "1", False)),
+        (("0", "1", "2", "3"), Topology(attention_dp=2, ffn_tp=2), DeviceShare("0,1", "2,3", False)),
+        (("0",), Topology(), DeviceShare("0", "0", True)),
+        (("0", "1"), Topology(attention_dp=2), DeviceShare("0,1", "0", True)),
+    ],
+)
+def test_gpus_are_split_between_the_roles(
+    names: tuple[str, ...], topology: Topology, expected: DeviceShare
+) -> None:
+    assert share_devices(names, topology) == expected
+
+
+def test_too_few_or_duplicate_gpus_are_refused() -> None:
+    with pytest.raises(ConfigRefused, match="needs at least 2 GPUs"):
+        share_devices(("0",), Topology(attention_dp=2))
+    with pytest.raises(ConfigRefused, match="twice"):
+        share_devices(("0", "0"), Topology())
+
+
+def test_the_drivers_table_is_parsed_and_the_users_choice_honoured() -> None:
+    assert parse_gpus("0, GPU-a, 143771, 143000\n") == (Gpu("0", "GPU-a", 143771 << 20, 143000 << 20),)
+    assert visible_gpus(GPUS, {}) == ("0", "1")
+    assert visible_gpus(GPUS, {"CUDA_VISIBLE_DEVICES": "1"}) == ("1",)
+    assert visible_gpus(GPUS, {"CUDA_VISIBLE_DEVICES": ""}) == ()
+
+
+def test_every_process_gets_a_thread() -> None:
+    assert threads_per_process(2, 4) == 1
+    assert threads_per_process(9, 2) == 4
