@@ -12,6 +12,7 @@ method                caller     when
 ``recv_output``       attention  once per exchange, after ``send_hidden`` of the same exchange
 ``recv_hidden``       FFN        once per exchange
 ``send_output``       FFN        once per exchange, after ``recv_hidden`` of the same exchange
+``check``             both       before a step, and before results of a step are handed on; cheap; raises after a fault
 ``abort``             any        from any thread, after a failure; waiting calls raise as soon as the transport allows
 ``close``             both       once; releases sockets, memory and threads; safe after ``abort``
 ====================  =========  ==========================================================================
@@ -21,6 +22,10 @@ devices are checked where tensors enter; the header of each message is checked w
 the constructor from the maximum row count, so memory does not grow with the shapes a service sees. Tensors that
 ``recv_hidden`` and ``recv_output`` return may be views of an arena: they stay valid until the next exchange of the same
 stage is received.
+
+A *stream-ordered* connector (CUDA) enqueues its work on the caller's current stream and returns at once: its tensors
+hold data once the stream has come that far, its calls may be captured in a CUDA graph, and a failure shows in ``check``
+rather than in the call.
 """
 
 from __future__ import annotations
@@ -52,6 +57,8 @@ class ConnectorShape:
     device: torch.device
     units: tuple[RemoteUnit, ...]
     stages: int = 1
+    router_dtypes: tuple[torch.dtype | None, ...] = ()
+    """On attention with a stream-ordered connector: the type of the router logits of each unit, by its index."""
 
     @property
     def role(self) -> Role:
@@ -90,8 +97,19 @@ class TransferCounts:
     bytes_received: int = 0
 
 
+@dataclass(frozen=True)
+class DeviceSteps:
+    """Steps as the device counted them, by stage: enqueued one by one, and by replay of a captured graph."""
+
+    eager: tuple[int, ...] = ()
+    replayed: tuple[int, ...] = ()
+
+
 class AFDConnector(ABC):
     """Base of all connectors; see the module docstring for who calls what."""
+
+    stream_ordered: bool = False
+    """Whether calls enqueue work on the current CUDA stream instead of doing it."""
 
     def __init__(self, shape: ConnectorShape, settings: LinkSettings) -> None:
         self.shape = shape
@@ -125,6 +143,17 @@ class AFDConnector(ABC):
     @abstractmethod
     def send_output(self, exchange: Exchange, rows: Sequence[int], output: torch.Tensor) -> None:
         """Return to each lane its rows of ``output`` [sum(rows), hidden_size]."""
+
+    def check(self) -> None:  # noqa: B027 - most transports fail in the call itself
+        """Raise what went wrong on the device since the last call; nothing can where calls do their work at once."""
+
+    def router_dtype(self, unit: RemoteUnit) -> torch.dtype:
+        """On the FFN, once connected: the type in which ``unit``'s router logits arrive."""
+        raise ProtocolError(f"nobody has said in which type {unit.name} sends its router logits.")
+
+    def device_steps(self) -> DeviceSteps:
+        """What the device counted; waits for the device."""
+        return DeviceSteps()
 
     @abstractmethod
     def abort(self) -> None:

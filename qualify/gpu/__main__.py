@@ -24,6 +24,7 @@ from qualify.gpu import mps, parts
 
 PARTS: dict[str, Callable[[parts.Host], Any]] = {
     "control": parts.control,
+    "contract": parts.contract,
     "exchange": parts.exchange,
     "parity": parts.parity,
     "bench": parts.bench,

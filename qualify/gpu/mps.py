@@ -35,7 +35,7 @@ def daemon() -> Iterator[bool]:
     try:
         yield True
     finally:
-        subprocess.run([found], input="quit\n", text=True, timeout=60, check=False)
+        subprocess.run([found], input="quit -t 10\n", text=True, timeout=60, check=False)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

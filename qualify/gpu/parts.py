@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +84,24 @@ def control(host: Host) -> dict[str, Any]:
         ready = engine.receive(START_S)
         rows = engine.ask(RUN_S, "generate", prompts=[[5, 6, 7, 8]], lengths=[8], logprobs=LOGPROBS)
     return {"kernels_exact": kernels, "native_ready": ready, "tokens": rows[0]["tokens"], "passed": kernels}
+
+
+def contract(host: Host) -> dict[str, Any]:
+    """The connector contract between real processes, by pytest; the end of its output is the evidence."""
+    command = [
+        sys.executable, "-m", "pytest", "tests/gpu_e2e", "-q", "-o", "addopts=", "--import-mode=importlib",
+        "-p", "no:cacheprovider", "-W", "default", *host.setting("pytest", []),
+    ]  # fmt: skip
+    log = host.logs / "contract.log"
+    with log.open("w") as sink:
+        done = subprocess.run(
+            command, stdout=sink, stderr=subprocess.STDOUT, timeout=max(30.0, host.left()), check=False
+        )
+    lines = log.read_text(errors="replace").splitlines()
+    summary_lines = [
+        line for line in lines if line.startswith(("FAILED", "ERROR", "PASSED")) or " passed" in line
+    ]
+    return {"exit_code": done.returncode, "summary": summary_lines[-40:], "passed": done.returncode == 0}
 
 
 def exchange(host: Host) -> list[dict[str, Any]]:

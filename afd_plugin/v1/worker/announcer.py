@@ -1,29 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns every call of a model into an announced step.
 
-The announcer is the outermost callable in a runner's ``model`` attribute, outside vLLM's graph and microbatch wrappers:
-real batches, dummy batches of an idle data-parallel rank, profiling and warm-up all pass through it.
+The announcer is the outermost callable in a runner's ``model`` attribute, outside vLLM's graph and microbatch
+wrappers: real batches, dummy batches of an idle data-parallel rank, profiling, warm-up, capture and replay
+all pass through it. A captured call exchanges nothing and is announced as a capture; a replayed one exchanges
+without running any Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 from torch import nn
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
+from vllm.config import CUDAGraphMode
 from vllm.forward_context import ForwardContext, get_forward_context
+from vllm.v1.worker.gpu_ubatch_wrapper import UBatchWrapper
 
 from afd_plugin.plan import StepKind
 from afd_plugin.v1.worker.attention_link import AttentionLink
 
 
-def step_kind(context: ForwardContext) -> StepKind:
-    """A forward pass without attention metadata serves no request."""
-    return StepKind.DUMMY if context.attn_metadata is None else StepKind.REAL
+class GraphPhase(Enum):
+    """What vLLM's graph wrapper is about to do with a call."""
+
+    EAGER = "eager"
+    CAPTURE = "capture"
+    REPLAY = "replay"
 
 
-def lane_tokens(context: ForwardContext, rows: int) -> tuple[tuple[int, ...], ...]:
-    """Rows of every lane in this step, one stage each; vLLM has agreed on them across data-parallel ranks."""
+def graph_phase(inner: Callable[..., Any], context: ForwardContext) -> GraphPhase:
+    """What ``inner`` will do in ``context``: the rules of vLLM's two graph wrappers, read beforehand."""
+    if context.cudagraph_runtime_mode is not CUDAGraphMode.FULL:
+        return GraphPhase.EAGER
+    if isinstance(inner, UBatchWrapper):
+        if context.ubatch_slices is not None:
+            captured = sum(part.num_tokens for part in context.ubatch_slices) in inner.cudagraphs
+            return GraphPhase.REPLAY if captured else GraphPhase.CAPTURE
+        descriptor = context.batch_descriptor
+        if inner.cudagraph_wrapper is None or descriptor is None or descriptor.num_tokens in inner.cudagraphs:
+            return GraphPhase.EAGER  # a size that was captured in two stages has no graph of one
+        inner = inner.cudagraph_wrapper
+    if not isinstance(inner, CUDAGraphWrapper):
+        return GraphPhase.EAGER
+    entry = inner.concrete_cudagraph_entries.get(context.batch_descriptor)
+    return GraphPhase.CAPTURE if entry is None or entry.cudagraph is None else GraphPhase.REPLAY
+
+
+def step_kind(context: ForwardContext, phase: GraphPhase, dummy: bool) -> StepKind:
+    """A forward pass without attention metadata, or from vLLM's dummy run, serves no request."""
+    if phase is GraphPhase.CAPTURE:
+        return StepKind.CAPTURE
+    return StepKind.DUMMY if dummy or context.attn_metadata is None else StepKind.REAL
+
+
+def lane_tokens(context: ForwardContext, rows: int, lanes: int = 1) -> tuple[tuple[int, ...], ...]:
+    """Rows of every lane and stage in this step; vLLM has agreed on them across data-parallel ranks.
+
+    A step in two stages is padded to the same size on every rank, and split alike.
+    """
+    if context.ubatch_slices is not None:
+        return (tuple(int(part.num_tokens) for part in context.ubatch_slices),) * lanes
     if context.dp_metadata is None:
         return ((rows,),)
     return tuple((int(count),) for count in context.dp_metadata.num_tokens_across_dp_cpu.tolist())
@@ -36,6 +76,16 @@ class StepAnnouncer:
         self.inner = inner
         self._model = model
         self._link = link
+        self._dummy = False
+
+    @contextmanager
+    def without_requests(self) -> Iterator[None]:
+        """The enclosed calls serve no request, whatever their attention metadata looks like."""
+        before, self._dummy = self._dummy, True
+        try:
+            yield
+        finally:
+            self._dummy = before
 
     def unwrap(self) -> nn.Module:
         """The raw model below all wrappers."""
@@ -47,6 +97,8 @@ class StepAnnouncer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         context = get_forward_context()
         source = kwargs["input_ids"] if kwargs.get("input_ids") is not None else kwargs["inputs_embeds"]
-        tokens = lane_tokens(context, int(source.shape[0]))
-        with self._link.step(step_kind(context), tokens):
+        tokens = lane_tokens(context, int(source.shape[0]), self._link.lanes)
+        phase = graph_phase(self.inner, context)
+        kind = step_kind(context, phase, self._dummy)
+        with self._link.step(kind, tokens, graph=phase is GraphPhase.REPLAY):
             return self.inner(*args, **kwargs)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 from vllm.distributed.parallel_state import GroupCoordinator
+from vllm.v1.worker.ubatching import dbo_current_ubatch_id, dbo_yield
 
 from afd_plugin.connectors.base import AFDConnector
 from afd_plugin.control import AttentionControl
@@ -55,8 +56,10 @@ class AttentionLink:
         group: GroupCoordinator,
         control: AttentionControl | None,
         connector: AFDConnector | None,
+        lanes: int = 1,
     ) -> None:
         self.lane = lane
+        self.lanes = lanes
         self.counts = StepCounts()
         self._units = [bound.unit for bound in units]
         self._group = group
@@ -64,7 +67,7 @@ class AttentionLink:
         self._connector = connector
         self._plan: StepPlan | None = None
         self._next_step = 0
-        self._issued = 0
+        self._issued: list[int] = []
         for bound in units:
             if not isinstance(bound.module, (RemoteMoERunner, RemoteDense)):
                 raise TypeError(f"{bound.unit.name} is a {type(bound.module)}, which has no remote side")
@@ -77,22 +80,31 @@ class AttentionLink:
         return call
 
     @contextmanager
-    def step(self, kind: StepKind, tokens: Sequence[Sequence[int]], graph: bool = False) -> Iterator[StepPlan]:
+    def step(
+        self, kind: StepKind, tokens: Sequence[Sequence[int]], graph: bool = False
+    ) -> Iterator[StepPlan]:
         """Announce a forward pass and check that it makes exactly the exchanges it announced."""
         plan = StepPlan(self._next_step, kind, tuple(tuple(stages) for stages in tokens), graph)
         self._next_step += 1
+        self.check()
         if self._control is not None:
-            self._control.check()
             self._control.announce(plan)
-        self._plan, self._issued = plan, 0
+        self._plan, self._issued = plan, [0] * plan.stages
         try:
             yield plan
         finally:
             self._plan = None
-        due = len(self._units) * plan.stages
+        due = [len(self._units)] * plan.stages
         if not graph and self._issued != due:
-            raise ProtocolError(f"step {plan.step} made {self._issued} exchanges; {due} were due.")
+            raise ProtocolError(f"step {plan.step} made {self._issued} exchanges by stage; {due} were due.")
         self.counts.note(plan, plan.lane_tokens(self.lane))
+
+    def check(self) -> None:
+        """Raise what is known to have failed: a peer, or an exchange on the device. Costs microseconds, no GPU work."""
+        if self._control is not None:
+            self._control.check()
+        if self._connector is not None:
+            self._connector.check()
 
     def exchange(
         self, unit: RemoteUnit, hidden: torch.Tensor, router_logits: torch.Tensor | None
@@ -101,21 +113,30 @@ class AttentionLink:
         plan = self._plan
         if plan is None:
             raise ProtocolError(f"{unit.name} ran outside an announced step.")
-        position, stage = divmod(self._issued, plan.stages)
+        stage = dbo_current_ubatch_id() if plan.stages > 1 else 0
+        position = self._issued[stage]
         if position >= len(self._units) or self._units[position].index != unit.index:
-            raise ProtocolError(f"{unit.name} ran as exchange {self._issued} of step {plan.step}, out of order.")
+            raise ProtocolError(
+                f"{unit.name} ran as exchange {position} of stage {stage} of step {plan.step}, out of order."
+            )
         rows = plan.tokens[self.lane][stage]
         if hidden.shape[0] != rows:
             raise ProtocolError(f"{unit.name} has {hidden.shape[0]} rows; step {plan.step} announced {rows}.")
+        self._issued[stage] += 1
         started = time.perf_counter()
-        output = torch.empty_like(hidden)
         if self._connector is not None and rows:
             exchange = Exchange(plan.step, unit.index, stage)
             self._connector.send_hidden(exchange, unit, hidden.contiguous(), router_logits)
-            output.copy_(self._connector.recv_output(exchange, rows))
+            if plan.stages > 1:
+                # The other stage's attention goes behind this stage's rows, and only then the wait for the answer.
+                dbo_yield()
+            received = self._connector.recv_output(exchange, rows)
+            # In stream order the next message of a stage comes after everything that reads this one.
+            output = received if self._connector.stream_ordered else received.clone()
+        else:
+            output = torch.empty_like(hidden)
         if self._group.world_size > 1:
             output = self._group.broadcast(output, 0)
-        self._issued += 1
         self.counts.exchanges += 1
         self.counts.exchange_seconds += time.perf_counter() - started
         return output

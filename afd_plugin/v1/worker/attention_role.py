@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from afd_plugin.config import Role
+from afd_plugin.connectors.base import ConnectorShape
 from afd_plugin.connectors.registry import create_connector
 from afd_plugin.control import AttentionControl, Membership
 from afd_plugin.model.build import AttentionBuild
+from afd_plugin.model.remote_runner import RemoteMoERunner
+from afd_plugin.model.scan import BoundUnit
 from afd_plugin.plan import RemoteUnit
 from afd_plugin.v1.worker import role_report
 from afd_plugin.v1.worker.announcer import StepAnnouncer
@@ -33,6 +38,13 @@ class AttentionRunnerMixin(_RunnerBase):
     def announce_steps(self, link: AttentionLink) -> None:
         """Put the announcer around whatever the native runner calls as its model."""
         self.model = StepAnnouncer(self.model, super().get_model(), link)
+
+    def _dummy_run(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Native, and announced as serving no request: warm-up runs carry attention metadata like real ones."""
+        if not isinstance(self.model, StepAnnouncer):
+            return super()._dummy_run(*args, **kwargs)
+        with self.model.without_requests():
+            return super()._dummy_run(*args, **kwargs)
 
     def get_model(self) -> nn.Module:
         """The raw model, which is what vLLM's own ``get_model`` promises."""
@@ -70,11 +82,10 @@ class AttentionWorkerMixin(RoleWorkerMixin):
         if isinstance(control, AttentionControl):
             topology, lane = self.afd_config.topology, self.member_index
             group = topology.group_of(lane)
-            self.connector = create_connector(
-                self.afd_config.connector,
-                self.connector_shape(topology.lanes_of(group).index(lane)),
-                self.link_settings,
-            )
+            shape = self.connector_shape(topology.lanes_of(group).index(lane))
+            if self.device.type != "cpu":
+                shape = dataclasses.replace(shape, router_dtypes=router_dtypes(self.units, shape))
+            self.connector = create_connector(self.afd_config.connector, shape, self.link_settings)
             control.ready()
             membership = control.wait_ready()
             self.connector.connect(membership.group(group).data)
@@ -84,6 +95,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
             get_tp_group(),
             control if isinstance(control, AttentionControl) else None,
             self.connector,
+            self.afd_config.topology.attention_dp,
         )
         self.link = link
         self.model_runner.announce_steps(link)
@@ -102,6 +114,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
             status.update(dataclasses.asdict(self.link.counts))
         if self.connector is not None:
             status.update(dataclasses.asdict(self.connector.counts))
+            status["device_steps"] = dataclasses.asdict(self.connector.device_steps())
         return status
 
     def _write_report(self) -> None:
@@ -117,3 +130,23 @@ class AttentionWorkerMixin(RoleWorkerMixin):
             self.control.shutdown()
         self._close_planes()
         super().shutdown()
+
+
+def router_dtypes(units: Sequence[BoundUnit], shape: ConnectorShape) -> tuple[torch.dtype | None, ...]:
+    """In which type each unit's router logits will be sent, by asking its gate about one row of zeros.
+
+    A gate outside the runner (none of the qualified families has one) is taken to answer in float32; the connector
+    refuses another type when it comes.
+    """
+    row = torch.zeros(1, shape.hidden_size, dtype=shape.dtype, device=shape.device)
+    found: list[torch.dtype | None] = []
+    with torch.inference_mode():
+        for bound in units:
+            if not bound.unit.router_logits:
+                found.append(None)
+            elif isinstance(bound.module, RemoteMoERunner) and bound.module.gate is not None:
+                logits, _ = bound.module.gate(row)
+                found.append(logits.dtype)
+            else:
+                found.append(torch.float32)
+    return tuple(found)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from vllm.utils.torch_utils import current_stream
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -45,6 +46,7 @@ class AFDAttentionWorker(AttentionWorkerMixin, Worker):
         if self.afd_config.microbatches > 1:
             microbatching.enable(self.vllm_config)
         super().init_device()
+        current_stream()  # vLLM's own stream from now on, so that no step is ordered against another one's stream
 
     def execute_model(
         self, scheduler_output: SchedulerOutput

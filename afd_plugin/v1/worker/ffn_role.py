@@ -36,6 +36,7 @@ class FFNWorkerMixin(RoleWorkerMixin):
     role = Role.FFN
     build_class = FFNBuild
     runner_class: type[FFNModelRunner]
+    service_class: type[FFNService] = FFNService
 
     service: FFNService | None = None
     native_runner_bytes: tuple[int, int] = (0, 0)
@@ -56,7 +57,9 @@ class FFNWorkerMixin(RoleWorkerMixin):
         control = FFNControl()
         self.control = control
         control.on_failure(self.guard.failed)
-        self.connector = create_connector(self.afd_config.connector, self.connector_shape(None), self.link_settings)
+        self.connector = create_connector(
+            self.afd_config.connector, self.connector_shape(None), self.link_settings
+        )
         return control.listen(
             self.link_settings,
             self.afd_config.topology,
@@ -68,11 +71,7 @@ class FFNWorkerMixin(RoleWorkerMixin):
     def _connect(self) -> None:
         self._forget_attention_layers()
         control = self.control if isinstance(self.control, FFNControl) else None
-        if control is not None and self.connector is not None:
-            control.ready()
-            membership = control.wait_ready()
-            self.connector.connect(membership.group(self.member_index).data)
-        self.service = FFNService(
+        self.service = self.service_class(
             self.vllm_config,
             self.afd_config.topology,
             self.member_index,
@@ -82,6 +81,11 @@ class FFNWorkerMixin(RoleWorkerMixin):
             self.connector,
             self.profile,
         )
+        self.service.prepare()
+        if control is not None and self.connector is not None:
+            control.ready()
+            membership = control.wait_ready()
+            self.connector.connect(membership.group(self.member_index).data)
         self._write_report()
 
     def _forget_attention_layers(self) -> None:
@@ -110,6 +114,7 @@ class FFNWorkerMixin(RoleWorkerMixin):
             status.update(dataclasses.asdict(self.service.counts))
         if self.connector is not None:
             status.update(dataclasses.asdict(self.connector.counts))
+            status["device_steps"] = dataclasses.asdict(self.connector.device_steps())
         return status
 
     def _write_report(self) -> None:

@@ -81,7 +81,9 @@ class FFNService:
                 elif isinstance(event, Shutdown):
                     return
                 elif event is not None and not isinstance(event, Drain):
-                    raise ProtocolError(f"the control plane delivered {event!r}, which the FFN does not know.")
+                    raise ProtocolError(
+                        f"the control plane delivered {event!r}, which the FFN does not know."
+                    )
 
     def _next_event(self) -> Event | None:
         event = self._control.next_event(KEEP_ALIVE_S) if self._control is not None else None
@@ -89,9 +91,18 @@ class FFNService:
             event = self._tensor_parallel.broadcast_object(event, 0)
         return event
 
+    def prepare(self) -> None:
+        """Get ready to serve before the roles meet; nothing to do where every step is computed as it comes."""
+
     def _run(self, plan: StepPlan) -> None:
         plan.check(self._topology.attention_dp, self._vllm_config.scheduler_config.max_num_batched_tokens)
         rows = [[plan.tokens[lane][stage] for lane in self._lanes] for stage in range(plan.stages)]
+        self._execute(plan, rows)
+        self.counts.steps[plan.kind.value] += 1
+        self.counts.tokens += sum(map(sum, rows))
+
+    def _execute(self, plan: StepPlan, rows: Sequence[Sequence[int]]) -> None:
+        """Receive, compute and answer every exchange of ``plan``; ``rows[stage][lane]`` are the group's own."""
         contexts = [self._forward_context(plan, stage) for stage in range(plan.stages)]
         for exchange in schedule(plan, self._units):
             unit = self._units[exchange.unit]
@@ -103,8 +114,6 @@ class FFNService:
             if self._connector is not None:
                 self._connector.send_output(exchange, rows[exchange.stage], output)
             self.counts.exchanges += 1
-        self.counts.steps[plan.kind.value] += 1
-        self.counts.tokens += sum(map(sum, rows))
 
     def _compute(self, unit: RemoteUnit, hidden: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor:
         module = self._modules[unit.index]
@@ -125,7 +134,9 @@ class FFNService:
             received = {"hidden": hidden} if logits is None else {"hidden": hidden, "logits": logits}
         if self._tensor_parallel.world_size > 1:
             shared = self._tensor_parallel.broadcast_tensor_dict(received or None, 0)
-            received = {name: value for name, value in (shared or {}).items() if isinstance(value, torch.Tensor)}
+            received = {
+                name: value for name, value in (shared or {}).items() if isinstance(value, torch.Tensor)
+            }
         return received["hidden"], received.get("logits")
 
     def _forward_context(self, plan: StepPlan, stage: int) -> Callable[[], AbstractContextManager[None]]:
@@ -136,6 +147,8 @@ class FFNService:
         own = plan.group_tokens(self._lanes, stage)
         metadata = None
         if self._topology.ffn_dp > 1:
-            metadata = DPMetadata.make(self._vllm_config.parallel_config, own, torch.tensor(counts, dtype=torch.int32))
+            metadata = DPMetadata.make(
+                self._vllm_config.parallel_config, own, torch.tensor(counts, dtype=torch.int32)
+            )
         context = create_forward_context(None, self._vllm_config, dp_metadata=metadata)
         return lambda: override_forward_context(context)
