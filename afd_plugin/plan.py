@@ -31,8 +31,8 @@ class UnitKind(str, Enum):
 class RemoteUnit:
     """One module of the model that the FFN computes for attention.
 
-    ``name`` is the module path in the model. ``router_logits`` is the width of the logits attention sends along, 0 where
-    the FFN computes them itself.
+    ``name`` is the module path in the model. ``router_logits`` is the width of the logits attention sends along, 0
+    where the FFN computes them itself.
     """
 
     index: int
@@ -45,8 +45,8 @@ class RemoteUnit:
 class StepPlan:
     """One announced forward pass.
 
-    ``tokens[lane][stage]`` are rows of hidden states; every lane has the same number of stages and a row count may be 0.
-    ``graph`` says that attention replays a captured graph, so its layers run without any Python.
+    ``tokens[lane][stage]`` are rows of hidden states; every lane has the same number of stages and a row count may be
+    0. ``graph`` says that attention replays a captured graph, so its layers run without any Python.
     """
 
     step: int
@@ -62,9 +62,13 @@ class StepPlan:
         """Rows of ``lane`` over all stages."""
         return sum(self.tokens[lane])
 
+    def group_rows(self, lanes: Sequence[int], stage: int) -> tuple[int, ...]:
+        """Rows that each lane of one FFN group brings to ``stage``, in the order in which they are laid out."""
+        return tuple(self.tokens[lane][stage] for lane in lanes)
+
     def group_tokens(self, lanes: Sequence[int], stage: int) -> int:
-        """Rows that the lanes of one FFN group bring to ``stage``."""
-        return sum(self.tokens[lane][stage] for lane in lanes)
+        """Rows that the lanes of one FFN group bring to ``stage`` together."""
+        return sum(self.group_rows(lanes, stage))
 
     def check(self, lanes: int, max_tokens: int) -> None:
         """Raise ``ValueError`` unless the plan fits ``lanes`` and each lane stays within ``max_tokens`` rows."""

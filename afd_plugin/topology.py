@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who talks to whom: pure arithmetic over (A_dp, A_tp, F_dp, F_tp, EP).
 
-A *lane* is one attention data-parallel rank. Its tensor-parallel ranks hold identical hidden states at the hand-off (the
-output projection is already reduced), so one copy crosses, sent by the lane's TP rank 0. A *group* is one FFN
+A *lane* is one attention data-parallel rank. Its tensor-parallel ranks hold identical hidden states at the hand-off
+(the output projection is already reduced), so one copy crosses, sent by the lane's TP rank 0. A *group* is one FFN
 data-parallel rank; its TP rank 0 receives and hands the rows to the others inside vLLM's own world. Lanes are dealt to
 groups in equal, consecutive blocks. Without expert parallelism vLLM flattens the FFN's DP into the TP of its experts.
 """
@@ -16,10 +16,10 @@ from afd_plugin.errors import TopologyRefused
 
 @dataclass(frozen=True)
 class NativeReference:
-    """The native vLLM layout a topology is compared with.
+    """The native vLLM layout a topology is compared with, lane by lane.
 
-    ``bitwise`` says that both sides run the same kernels on the same row partition, so that results are equal to the
-    bit; otherwise the tolerance is the largest native-versus-native difference of the same run.
+    ``bitwise`` says that both shard attention and experts alike, so that a lane's answers are equal to the bit wherever
+    both run the same batches; otherwise the tolerance is the largest native-versus-native difference of the same run.
     """
 
     data_parallel: int
@@ -89,16 +89,30 @@ class Topology:
         first = group * self.lanes_per_group
         return tuple(range(first, first + self.lanes_per_group))
 
+    def slot_of(self, lane: int) -> int:
+        """The position of ``lane`` among the lanes of its group: whose rows come how far behind."""
+        return lane - self.lanes_of(self.group_of(lane))[0]
+
+    def lane_ranks(self, lane: int) -> tuple[int, ...]:
+        """Ranks of ``lane`` in the attention role's vLLM world, its leader first."""
+        self._check("lane", lane, self.attention_dp)
+        return tuple(range(lane * self.attention_tp, (lane + 1) * self.attention_tp))
+
+    def group_ranks(self, group: int) -> tuple[int, ...]:
+        """Ranks of ``group`` in the FFN role's vLLM world, its leader first."""
+        self._check("group", group, self.ffn_dp)
+        return tuple(range(group * self.ffn_tp, (group + 1) * self.ffn_tp))
+
     def native_reference(self) -> NativeReference:
-        """The native layout whose results this topology must reproduce (design section 6)."""
-        same = (self.attention_dp, self.attention_tp) == (self.ffn_dp, self.ffn_tp)
-        unsharded = self.attention_tp == 1 and self.ffn_ranks == 1
-        return NativeReference(
-            data_parallel=self.attention_dp,
-            tensor_parallel=self.attention_tp,
-            expert_parallel=self.expert_parallel,
-            bitwise=same or unsharded,
-        )
+        """The native layout whose results this topology must reproduce (design section 6).
+
+        Natively the experts are sharded over DP x TP ranks, so the layout that shards both halves as this one does has
+        the attention's TP and as many ranks as the FFN. It exists where the attention's TP divides the FFN's ranks.
+        """
+        data_parallel, rest = divmod(self.ffn_ranks, self.attention_tp)
+        if rest or not data_parallel:
+            return NativeReference(1, self.attention_tp, self.expert_parallel, bitwise=False)
+        return NativeReference(data_parallel, self.attention_tp, self.expert_parallel, bitwise=True)
 
     @staticmethod
     def _check(what: str, index: int, size: int) -> None:

@@ -25,11 +25,15 @@ class RequestError(RuntimeError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI server and the name under which it serves its model."""
+    """An OpenAI server and the name under which it serves its model.
+
+    `data_parallel_rank` asks vLLM to run the requests on that rank instead of the least busy one.
+    """
 
     host: str
     port: int
     model: str
+    data_parallel_rank: int | None = None
 
     def healthy(self, timeout_s: float = 5.0) -> bool:
         """Whether the server answers `/health` with 200; False while it does not listen yet."""
@@ -60,8 +64,11 @@ class Endpoint:
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=REQUEST_TIMEOUT_S)
+        headers = {"Content-Type": "application/json"}
+        if self.data_parallel_rank is not None:
+            headers["X-data-parallel-rank"] = str(self.data_parallel_rank)
         try:
-            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            connection.request("POST", path, json.dumps(body), headers)
             response = connection.getresponse()
             text = response.read().decode()
         except (OSError, http.client.HTTPException) as error:

@@ -82,7 +82,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
         if isinstance(control, AttentionControl):
             topology, lane = self.afd_config.topology, self.member_index
             group = topology.group_of(lane)
-            shape = self.connector_shape(topology.lanes_of(group).index(lane))
+            shape = self.connector_shape(topology.slot_of(lane))
             if self.device.type != "cpu":
                 shape = dataclasses.replace(shape, router_dtypes=router_dtypes(self.units, shape))
             self.connector = create_connector(self.afd_config.connector, shape, self.link_settings)

@@ -96,7 +96,7 @@ class FFNService:
 
     def _run(self, plan: StepPlan) -> None:
         plan.check(self._topology.attention_dp, self._vllm_config.scheduler_config.max_num_batched_tokens)
-        rows = [[plan.tokens[lane][stage] for lane in self._lanes] for stage in range(plan.stages)]
+        rows = [plan.group_rows(self._lanes, stage) for stage in range(plan.stages)]
         self._execute(plan, rows)
         self.counts.steps[plan.kind.value] += 1
         self.counts.tokens += sum(map(sum, rows))
@@ -140,7 +140,7 @@ class FFNService:
         return received["hidden"], received.get("logits")
 
     def _forward_context(self, plan: StepPlan, stage: int) -> Callable[[], AbstractContextManager[None]]:
-        """vLLM's forward context of one stage; rows of the other FFN groups come from the plan, not from a collective."""
+        """vLLM's forward context of one stage; rows of other FFN groups come from the plan, not a collective."""
         counts = [
             plan.group_tokens(self._topology.lanes_of(group), stage) for group in range(self._topology.ffn_dp)
         ]
