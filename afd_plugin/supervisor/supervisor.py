@@ -127,8 +127,10 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _start(self, report_path: Path, guardian: Guardian) -> None:
+        # vLLM leaves its rendezvous file and sockets behind when a start fails; here they go with the directory.
+        shared = {REPORT_VARIABLE: str(report_path), "TMPDIR": str(report_path.parent)}
         for spec in self._specs:
-            env = {**spec.env, REPORT_VARIABLE: str(report_path), SOURCE_VARIABLE: spec.name}
+            env = {**spec.env, **shared, SOURCE_VARIABLE: spec.name}
             child = Child(replace(spec, env=env), self._sink, lambda one, code: self._events.put((one, code)))
             guardian.watch(child.session)
             self._children.append(child)

@@ -9,8 +9,10 @@ import json
 import os
 import secrets
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -87,11 +89,13 @@ def run_case(python: Path, case: Case, folder: Path) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
     marker = secrets.token_hex(8)
     before = leftovers()
-    with PortReservation() as port:
+    with PortReservation() as port, ExitStack() as stack:
         link = LinkSettings(
             listen=f"127.0.0.1:{port.port}", peer=f"127.0.0.1:{port.port}", token=secrets.token_hex(8)
         )
-        env = environment({**link.to_env(), "AFD_ROLE_REPORT_DIR": str(folder), MARKER: marker})
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="e2e-"))
+        variables = {"AFD_ROLE_REPORT_DIR": str(folder), "TMPDIR": scratch, MARKER: marker}
+        env = environment({**link.to_env(), **variables})
         output = folder / "record.json"
         extra = {
             "worker_cls": case.attention_worker,
@@ -174,8 +178,21 @@ def end_marked(marker: str, grace_s: float = 10.0) -> list[str]:
 
 
 def leftovers() -> set[str]:
-    """Shared memory and sockets on disk that a process tree could leave."""
-    return set(_listed(Path("/dev/shm"), "*")) | set(_listed(Path("/tmp"), "vllm_dist_*"))  # noqa: S108
+    """Shared memory and rendezvous files that no living process uses; other services on this host do not count."""
+    files = [*_listed(Path("/dev/shm"), "*"), *_listed(Path("/tmp"), "vllm_dist_*")]  # noqa: S108
+    used = _mapped() if files else ""
+    return {file for file in files if file not in used}
+
+
+def _mapped() -> str:
+    """The memory maps of every process: shared memory and semaphores in use stand there by path."""
+    maps = []
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            maps.append(path.read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            continue  # the process has ended
+    return "".join(maps)
 
 
 def _listed(folder: Path, pattern: str) -> Iterable[str]:

@@ -215,6 +215,7 @@ def become(start: Start, python: str) -> None:
     added = [name for name in start.environment.get("PYTHONPATH", "").split(os.pathsep) if name]
     sys.path[1:1] = [name for name in added if name not in sys.path]
     os.chdir(start.folder)
+    tempfile.tempdir = None  # the zygote's own choice, made from its own environment
     sys.executable = python
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     import multiprocessing
