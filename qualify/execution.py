@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run one part of the chain as its own process tree and see what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from qualify.chain import Part
+from qualify.collected import CASES, SHARD
+from qualify.expected import Run
+from qualify.ledger import Teardown
+
+MARKER = "AFD_GATE_RUN"
+METRICS = "AFD_GATE_METRICS"
+GRACE_S = 10.0
+_SHARED = Path("/dev/shm")  # noqa: S108
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a part ended: exit status (None past its limit), the log, pytest's account, metrics, leftovers."""
+
+    status: int | None
+    seconds: float
+    log: str
+    log_digest: str
+    run: Run | None
+    metrics: Mapping[str, float]
+    teardown: Teardown
+
+
+def variables(base: Mapping[str, str], folder: Path, part: Part, marker: str) -> dict[str, str]:
+    """The environment of a part: the caller's without pytest options of theirs, with the gate's own."""
+    clean = {key: value for key, value in base.items() if not key.startswith(("PYTEST_", "AFD_GATE_"))}
+    clean |= {MARKER: marker, METRICS: str(folder / "metrics.json"), "NO_COLOR": "1"}
+    if part.suite:
+        clean |= {
+            "PYTEST_ADDOPTS": "-p qualify.collected",
+            CASES: str(folder / "cases.json"),
+            SHARD: part.shard,
+        }
+    return clean
+
+
+def run(part: Part, folder: Path, root: Path, limit_s: float, python: str = sys.executable) -> Outcome:
+    """Run a part to its end (or end it at its limit); its log and accounts lie in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in ("cases.json", "metrics.json"):
+        (folder / stale).unlink(missing_ok=True)
+    marker, before = secrets.token_hex(8), _shared_files()
+    log = folder / "log.txt"
+    started = time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [python, *part.command],
+            cwd=root,
+            env=variables(os.environ, folder, part, marker),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status: int | None = process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            left = leaked(marker, grace_s=GRACE_S if process.returncode is not None else 0.0)
+            process.kill()
+            process.wait(timeout=GRACE_S)
+    seconds = time.monotonic() - started
+    content = log.read_bytes()
+    return Outcome(
+        status,
+        round(seconds, 1),
+        content.decode(errors="replace"),
+        hashlib.sha256(content).hexdigest(),
+        _decoded(folder / "cases.json"),
+        _metrics(folder / "metrics.json"),
+        Teardown(left if status is not None else (), tuple(sorted(_orphans(_shared_files() - before)))),
+    )
+
+
+def leaked(marker: str, grace_s: float) -> tuple[str, ...]:
+    """Every process that carries the marker and is still there after a grace; ends them and names them."""
+    deadline = time.monotonic() + grace_s
+    while (left := _marked(marker)) and time.monotonic() < deadline:
+        psutil.wait_procs(left, timeout=0.2)
+    names = []
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            names.append(" ".join(Path(word).name for word in process.cmdline()[:4])[:120] or process.name())
+            process.kill()
+    psutil.wait_procs(left, timeout=GRACE_S)
+    return tuple(names)
+
+
+def _marked(marker: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.environ().get(MARKER) == marker and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _shared_files() -> set[str]:
+    return {path.name for path in _SHARED.iterdir()} if _SHARED.is_dir() else set()
+
+
+def _orphans(names: set[str]) -> set[str]:
+    """Those files of shared memory that no living process has open or mapped: nobody will remove them."""
+    if not names:
+        return set()
+    used = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            used |= {
+                Path(entry.path).name
+                for entry in process.memory_maps()
+                if entry.path.startswith(str(_SHARED))
+            }
+            used |= {
+                Path(entry.path).name for entry in process.open_files() if entry.path.startswith(str(_SHARED))
+            }
+    return (names - used) & _shared_files()
+
+
+def _decoded(path: Path) -> Run | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Run)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _metrics(path: Path) -> Mapping[str, float]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
+    except (OSError, msgspec.MsgspecError):
+        return {}

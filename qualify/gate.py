@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate: freeze the identity, run the session chain in its order, write a record for each, stop at a fault.
+
+`python -m qualify.gate --cell cpu [--profile landing]`. A chain that was interrupted goes on where it stopped,
+at the same revision, cell, lock and environment. A session that does not exist makes the chain BLOCKED there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qualify import execution, expected, identity, ledger, revision, verify
+from qualify.cells import ROOT, Cell, CellError, load
+from qualify.chain import ATTEMPTS, LANDING_LIMIT_S, SHARD_LIMIT_S, Part, Profile, infrastructure, parts
+from qualify.execution import Outcome
+from qualify.identity import Binding
+from qualify.ledger import Entry, LedgerError
+from qualify.phases import Phase, Status
+from qualify.process import CommandError, capture, tail
+
+WORK = ".gate"
+
+
+class Refused(RuntimeError):
+    """The chain cannot go on here; the record that says why has been written."""
+
+
+Runner = Callable[[Part, Path, Path, float], Outcome]
+
+
+@dataclass
+class Gate:
+    """One run of the chain on one cell. `sessions` are the names that the noxfile has."""
+
+    cell: Cell
+    profile: Profile
+    binding: Binding
+    sessions: frozenset[str]
+    root: Path = ROOT
+    directory: Path = ledger.DIRECTORY
+    runner: Runner = execution.run
+    spent_s: float = field(default=0.0, init=False)
+
+    def open(self, faults: Sequence[str]) -> None:
+        """Write the opening record; Refused when the identity is not the cell's."""
+        status = Status.BLOCKED if faults else Status.PASS
+        self._write(
+            Part("", Phase.FREEZE_IDENTITY),
+            status,
+            blocker="; ".join(faults) or "none",
+            evidence=(f"cell {self.cell.name}", f"revision {self.binding.revision}"),
+            action="mend what differs and start again" if faults else "lint",
+        )
+        if faults:
+            raise Refused("FREEZE_IDENTITY is BLOCKED:\n  " + "\n  ".join(faults))
+
+    def run(self) -> None:
+        """Run every part that has no PASS yet, in order; Refused at the first that does not pass."""
+        chain = parts(self.cell, self.profile)
+        done = {
+            entry.key
+            for entry in verify.of(ledger.read(self.cell.name, self.directory), self.binding, self.profile)
+            if entry.status is Status.PASS
+        }
+        for position, part in enumerate(chain):
+            following = chain[position + 1].title if position + 1 < len(chain) else "report"
+            if part.key in done:
+                print(f"{part.title}: PASS, on record", flush=True)
+                continue
+            self._part(part, following)
+        if self.profile is Profile.LANDING and self.spent_s > LANDING_LIMIT_S:
+            print(f"this chain took {self.spent_s:.0f} s; a landing chain should take {LANDING_LIMIT_S:.0f}")
+
+    def _part(self, part: Part, following: str) -> None:
+        if part.session not in self.sessions:
+            blocker = f"there is no session {part.session} yet"
+            self._write(part, Status.BLOCKED, blocker=blocker, action=f"write the session {part.session}")
+            raise Refused(f"{part.title} is BLOCKED: {blocker}")
+        faults = expected.check_list(part.suite, self.root) if part.suite else ()
+        if faults:
+            self._write(part, Status.FAIL, blocker=_shown(faults), action="mend the list of cases")
+            raise Refused(f"{part.title} is FAIL:\n  " + "\n  ".join(faults[:20]))
+        for attempt in range(self._attempts(part) + 1, self._attempts(part) + 1 + ATTEMPTS):
+            if self._attempt(part, attempt, following):
+                return
+        raise Refused(f"{part.title} is FAIL after {ATTEMPTS} attempts at the same infrastructure fault")
+
+    def _attempts(self, part: Part) -> int:
+        before = verify.of(ledger.read(self.cell.name, self.directory), self.binding, self.profile)
+        mine = [entry for entry in before if entry.key == part.key and entry.status is Status.FAIL]
+        if self.profile is Profile.QUALIFYING and any(entry.cause is None for entry in mine):
+            raise Refused(f"{part.title} failed at this revision; that stands until the revision is another")
+        return len(mine)
+
+    def _attempt(self, part: Part, attempt: int, following: str) -> bool:
+        """Run a part once and record it; False when it may be tried again."""
+        print(f"{part.title}: running", flush=True)
+        folder = (
+            self.root / WORK / self.binding.revision[:12] / f"{part.title.replace('/', '-of-')} {attempt}"
+        )
+        started = _now()
+        outcome = self.runner(part, folder, self.root, SHARD_LIMIT_S)
+        self.spent_s += outcome.seconds
+        faults = self._faults(part, outcome)
+        cause = infrastructure(part.session, outcome.log) if faults else None
+        self._write(
+            part,
+            Status.FAIL if faults else Status.PASS,
+            blocker=_shown(faults),
+            evidence=(f"`python {' '.join(part.command)}`", f"log {outcome.log_digest}"),
+            action=("try again" if cause else "mend it") if faults else following,
+            outcome=outcome,
+            attempt=attempt,
+            started=started,
+            cause=cause,
+        )
+        print(f"{part.title}: {'FAIL' if faults else 'PASS'} in {outcome.seconds:.0f} s", flush=True)
+        if faults and cause is None:
+            raise Refused(f"{part.title} is FAIL:\n  " + "\n  ".join(faults[:20]) + f"\n{tail(outcome.log)}")
+        return not faults
+
+    def _faults(self, part: Part, outcome: Outcome) -> tuple[str, ...]:
+        said: list[str] = []
+        if outcome.status != 0:
+            ended = "ran past its limit" if outcome.status is None else f"exited with {outcome.status}"
+            said.append(f"`nox -s {part.session}` {ended}")
+        if part.suite:
+            wanted = expected.of_shard(expected.listed(part.suite, self.root), part.shard)
+            if outcome.run is None:
+                said.append("pytest left no account of its cases")
+            else:
+                said += expected.complaints(outcome.run, wanted)
+        said += [f"left a process behind: {name}" for name in outcome.teardown.processes]
+        said += [f"left shared memory behind: {name}" for name in outcome.teardown.files]
+        said += [f"{path} changed while the session ran" for path in revision.dirty(self.root)]
+        if revision.revision(self.root) != self.binding.revision:
+            said.append("HEAD moved while the session ran")
+        return tuple(said)
+
+    def _write(
+        self,
+        part: Part,
+        status: Status,
+        *,
+        blocker: str,
+        action: str,
+        evidence: tuple[str, ...] = (),
+        outcome: Outcome | None = None,
+        attempt: int = 1,
+        started: str = "",
+        cause: str | None = None,
+    ) -> None:
+        wanted = expected.of_shard(expected.listed(part.suite, self.root), part.shard) if part.suite else ()
+        entry = Entry(
+            cell=self.binding.cell,
+            lock=self.binding.lock,
+            revision=self.binding.revision,
+            environment=self.binding.environment,
+            profile=self.profile.value,
+            session=part.session,
+            shard=part.shard,
+            attempt=attempt,
+            phase=part.phase,
+            status=status,
+            evidence=evidence,
+            blocker=blocker,
+            next_allowed_action=action,
+            command=("python", *part.command) if part.session else (),
+            started=started or _now(),
+            seconds=outcome.seconds if outcome else 0.0,
+            counts=outcome.run.counts() if outcome and outcome.run else None,
+            expected=expected.digest(wanted) if part.suite else None,
+            metrics=outcome.metrics if outcome else {},
+            logs={"log": outcome.log_digest} if outcome else {},
+            teardown=outcome.teardown if outcome else ledger.Teardown(),
+            cause=cause,
+        )
+        ledger.append(entry, self.directory)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _shown(faults: Sequence[str], limit: int = 10) -> str:
+    more = f" and {len(faults) - limit} more" if len(faults) > limit else ""
+    return "; ".join(faults[:limit]) + more if faults else "none"
+
+
+def known_sessions(root: Path = ROOT) -> frozenset[str]:
+    """The sessions of the noxfile."""
+    listed = capture([sys.executable, "-m", "nox", "--list-sessions", "--json"], cwd=root).stdout
+    return frozenset(session["name"] for session in json.loads(listed))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when the chain is complete, 1 when it stopped, 2 for a bad request."""
+    parser = argparse.ArgumentParser(prog="python -m qualify.gate", description=__doc__)
+    parser.add_argument("--cell", required=True, help="a cell of containers/cells.toml")
+    parser.add_argument("--profile", choices=[p.value for p in Profile], default=Profile.QUALIFYING.value)
+    parser.add_argument("--evidence", type=Path, default=ledger.DIRECTORY, help="another ledger directory")
+    chosen = parser.parse_args(arguments)
+    profile, started = Profile(chosen.profile), time.monotonic()
+    try:
+        cell = load(chosen.cell)
+        seen = identity.observe()
+        faults = [*identity.reconcile(cell, seen), *(f"dirty tree: {path}" for path in revision.dirty(ROOT))]
+        binding = identity.bind(cell, seen)
+        gate = Gate(cell, profile, binding, known_sessions(), directory=chosen.evidence)
+        gate.open(faults)
+        gate.run()
+        verdict = verify.verify(cell, binding, profile, directory=chosen.evidence)
+    except (CellError, LedgerError, CommandError) as error:
+        print(f"gate: {error}", file=sys.stderr)
+        return 2
+    except Refused as refusal:
+        print(f"\ngate on {chosen.cell} ({profile.value}): {refusal}", file=sys.stderr)
+        return 1
+    print(*verdict.faults, *verdict.missing, sep="\n")
+    print(f"gate on {cell.name} ({profile.value}): {'PASS' if verdict.whole else 'not complete'} "
+          f"in {time.monotonic() - started:.0f} s, head {verdict.head}")  # fmt: skip
+    return 0 if verdict.whole else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judge a ledger: is it what was written, is it of this revision and cell, and is the chain whole?
+
+An edit, a removed record and a cut line show in the hashes. A cut tail and a ledger that was hashed anew as a
+whole are consistent in themselves: they show against the head hash that a tag or an attestation carries, and
+against the states of the file that git has. A record of another revision or cell shows in its binding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qualify import expected, ledger
+from qualify.cells import ROOT, Cell
+from qualify.chain import Part, Profile, parts
+from qualify.identity import Binding
+from qualify.ledger import Entry, LedgerError, Record
+from qualify.phases import Status
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`faults` are signs that the ledger is not what was written; `missing` is what the chain still lacks."""
+
+    head: str
+    faults: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the ledger is sound and the chain complete."""
+        return not self.faults and not self.missing
+
+
+def rewritten(content: bytes, states: Sequence[tuple[str, bytes]]) -> tuple[str, ...]:
+    """Each committed state of the ledger that a later one, or `content`, does not continue."""
+    said = []
+    for (commit, state), (later, after) in zip(states, [*states[1:], ("the file now", content)], strict=True):
+        if not after.startswith(state):
+            name = later if later == "the file now" else f"commit {later[:12]}"
+            said.append(
+                f"{name} does not continue the ledger of commit {commit[:12]}: it was rewritten or cut"
+            )
+    return tuple(said)
+
+
+def up_to(records: Sequence[Record], head: str | None) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+    """The records up to the attested head, and what is wrong when it is not among them."""
+    if head is None:
+        return tuple(records), ()
+    for index, record in enumerate(records):
+        if record.hash == head:
+            return tuple(records[: index + 1]), ()
+    return tuple(records), (
+        f"no record has the attested head {head[:12]}: the tail was cut or all was hashed anew",
+    )
+
+
+def foreign(records: Sequence[Record], cell: str) -> tuple[str, ...]:
+    """Each record that does not belong where it stands: of another cell, or of another binding than its chain."""
+    said, opened = [], None
+    for record in records:
+        entry = record.entry
+        if entry.cell != cell:
+            said.append(f"record {record.sequence} is of the cell {entry.cell}, this ledger is of {cell}")
+        if not entry.session:
+            opened = entry.binding
+        elif opened is None:
+            said.append(f"record {record.sequence} ({entry.session}) belongs to no chain")
+        elif entry.binding != opened:
+            what = differing(entry.binding, opened)
+            said.append(f"record {record.sequence} ({entry.session}) is foreign: {what} is not its chain's")
+    return tuple(said)
+
+
+def differing(one: Binding, other: Binding) -> str:
+    """The names of the parts in which two bindings differ."""
+    names = ("cell", "lock", "revision", "environment")
+    pairs: Mapping[str, tuple[str, str]] = {
+        "cell": (one.cell, other.cell),
+        "lock": (one.lock, other.lock),
+        "revision": (one.revision, other.revision),
+        "environment": (one.environment, other.environment),
+    }
+    return ", ".join(name for name in names if pairs[name][0] != pairs[name][1])
+
+
+def of(records: Sequence[Record], binding: Binding, profile: Profile) -> tuple[Entry, ...]:
+    """The session entries of one binding and profile, in order."""
+    return tuple(
+        record.entry
+        for record in records
+        if record.entry.binding == binding and record.entry.profile == profile.value and record.entry.session
+    )
+
+
+def judged(entry: Entry, part: Part, cases: Sequence[str]) -> tuple[str, ...]:
+    """Why a PASS does not count: a shorter list of cases, a case that did not pass, something left behind."""
+    said = []
+    if not entry.teardown.clean:
+        said.append("left processes or files behind")
+    if part.suite:
+        wanted = expected.of_shard(cases, part.shard)
+        if entry.expected != expected.digest(wanted):
+            said.append("ran another list of cases than this revision expects")
+        if (
+            entry.counts is None
+            or entry.counts.passed != len(wanted)
+            or entry.counts.collected != len(wanted)
+        ):
+            said.append(f"did not pass all of {len(wanted)} cases")
+    return tuple(f"{part.title}: {reason}" for reason in said)
+
+
+def lacking(
+    entries: Sequence[Entry], chain: Sequence[Part], cases: Mapping[str, Sequence[str]], *, qualifying: bool
+) -> tuple[str, ...]:
+    """What a chain lacks to be complete: each part without a PASS that counts, each failure that stands."""
+    said: list[str] = []
+    last: dict[tuple[str, str], Entry] = {}
+    order: dict[tuple[str, str], int] = {}
+    for index, entry in enumerate(entries):
+        last[entry.key], order[entry.key] = entry, index
+        if qualifying and entry.status is Status.FAIL and entry.cause is None:
+            said.append(f"{entry.session} {entry.shard}".strip() + " failed at this revision: it stands")
+    before = -1
+    for part in chain:
+        entry_of_part = last.get(part.key)
+        if entry_of_part is None:
+            said.append(f"{part.title}: no record")
+            continue
+        if entry_of_part.status is not Status.PASS:
+            said.append(f"{part.title}: {entry_of_part.status.value} ({entry_of_part.blocker})")
+            continue
+        if order[part.key] < before:
+            said.append(f"{part.title}: ran before a session that precedes it")
+        before = max(before, order[part.key])
+        said += judged(entry_of_part, part, cases.get(part.suite, ()))
+    if stray := sorted(set(last) - {part.key for part in chain}):
+        said.append(f"records of sessions that the chain does not have: {stray}")
+    return tuple(said)
+
+
+def verify(
+    cell: Cell,
+    binding: Binding,
+    profile: Profile,
+    *,
+    head: str | None = None,
+    directory: Path = ledger.DIRECTORY,
+    root: Path = ROOT,
+) -> Verdict:
+    """The verdict over a cell's ledger for one binding and profile."""
+    path = ledger.path_of(cell.name, directory)
+    content = path.read_bytes() if path.is_file() else b""
+    try:
+        records = ledger.decode(content, path.name)
+    except LedgerError as error:
+        return Verdict("", (str(error),), ())
+    states = ledger.histories(path, root) if path.is_relative_to(root) else ()
+    judged_records, faults = up_to(records, head)
+    chain = parts(cell, profile)
+    cases = {part.suite: expected.listed(part.suite, root) for part in chain if part.suite}
+    return Verdict(
+        judged_records[-1].hash if judged_records else ledger.GENESIS,
+        (*faults, *rewritten(content, states), *foreign(records, cell.name)),
+        lacking(of(judged_records, binding, profile), chain, cases, qualifying=profile is Profile.QUALIFYING),
+    )
