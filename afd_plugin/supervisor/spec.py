@@ -20,6 +20,8 @@ class ChildSpec:
         stop_order: On a clean stop, children with a lower number are told first; the ones with the
             highest number are expected to end by themselves once the others are gone (they are told
             in-band) and get a signal only if they do not. Children of one number stop together.
+        scratch: Environment variable to folder name: an empty folder of the child's own, made for this start
+            below the supervisor's and removed with it, whatever happens.
     """
 
     name: str
@@ -27,6 +29,7 @@ class ChildSpec:
     env: Mapping[str, str] = field(repr=False)
     ready_phase: str = "serving"
     stop_order: int = 0
+    scratch: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class TimeLimits:
         failure: From a fault to its end: a stopped process is found and ended, and the others have had
             the chance to answer their clients, within this bound.
         drain: From a request to stop until the children have ended by themselves.
-        terminate: From SIGTERM to SIGKILL when something has already gone wrong.
+        terminate: From SIGTERM to SIGKILL for what outlives a clean stop.
         probe: Between two looks at the children.
     """
 
@@ -47,6 +50,16 @@ class TimeLimits:
     drain: float = 90.0
     terminate: float = 10.0
     probe: float = 1.0
+
+    @property
+    def answer(self) -> float:
+        """From a fault until the children must have answered their clients and ended by themselves."""
+        return self.failure / 2
+
+    @property
+    def give_up(self) -> float:
+        """From SIGTERM to SIGKILL after a fault: what is left of ``failure`` but for finding and for ending."""
+        return self.failure / 5
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Supervisor:
     def run(self) -> Outcome:
         """Start the children and return when nothing of them is left. Call it once, from the main thread."""
         with self._directory() as directory, contextlib.ExitStack() as stack:
-            guardian = Guardian(directory, self._limits.terminate)
+            guardian = Guardian(directory, self._limits.give_up, self._limits.answer)
             stack.callback(guardian.dismiss)
             inbox = ReportInbox(directory, self._events.put)
             stack.callback(inbox.close)
@@ -162,7 +162,7 @@ class Supervisor:
             self._handle(next_probe - time.monotonic())
         if self._faults:
             answers_owed = len(self._ready) == len(self._children)
-            self._await_in_band(self._limits.failure / 2 if answers_owed else 1.0)
+            self._await_in_band(self._limits.answer if answers_owed else 1.0)
 
     def _handle(self, timeout: float) -> None:
         """Wait for one event for at most ``timeout`` seconds and take note of it."""
@@ -211,7 +211,11 @@ class Supervisor:
         it.
         """
         if not guardian.alive():
-            self._fault(_OWN, "guardian-died", "The guardian process of this launcher was ended by somebody.")
+            self._fault(
+                _OWN,
+                "guardian-died",
+                "The guardian process of this launcher was ended or stopped by somebody.",
+            )
             return
         if len(self._ready) < len(self._children) or self._probes % _MEMBERS_EVERY == 0:
             self._known = members_of(child.session for child in self._children)
@@ -274,7 +278,7 @@ class Supervisor:
                 f"{', '.join(running)} did not stop in {self._limits.drain:.0f} s; raise --drain-timeout.",
             )
         elif self._faults and self._asked < 2:
-            self._await_in_band(self._limits.failure / 2)
+            self._await_in_band(self._limits.answer)
 
     def _wait_for(self, group: Sequence[Child], deadline: float) -> None:
         while any(child.running for child in group) and not self._faults and self._asked < 2:
@@ -293,7 +297,7 @@ class Supervisor:
             self._fault(
                 _OWN, "interrupted", "A second signal ended the service before its clean stop was done."
             )
-        killed = end_all(sessions, self._limits.terminate)
+        killed = end_all(sessions, self._limits.terminate if clean else self._limits.give_up)
         if killed:
             self._killed.extend(killed)
             self._say(f"had to end by SIGKILL: {', '.join(killed)}")
