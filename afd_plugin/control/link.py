@@ -78,6 +78,11 @@ class Control:
         if self._monitor is not None and self._monitor.failure is not None:
             raise self._monitor.failure
 
+    @property
+    def failed(self) -> bool:
+        """Whether a failure is known; never raises."""
+        return self._monitor is not None and self._monitor.failure is not None
+
     def on_failure(self, callback: Callable[[AFDError], None]) -> None:
         """Call ``callback`` once, from the monitor thread, on the first failure; at once if it is known.
 

@@ -27,7 +27,7 @@ from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan
 
 @dataclass
 class StepCounts:
-    """What a worker did, for metrics and tests; seconds are host time inside exchanges."""
+    """What a worker did, for metrics and tests; seconds are host time inside exchanges, and of it that of waiting."""
 
     steps: dict[str, int] = field(default_factory=lambda: dict.fromkeys((kind.value for kind in StepKind), 0))
     graph_steps: int = 0
@@ -35,6 +35,7 @@ class StepCounts:
     tokens: int = 0
     exchanges: int = 0
     exchange_seconds: float = 0.0
+    wait_seconds: float = 0.0
 
     def note(self, plan: StepPlan, tokens: int) -> None:
         self.steps[plan.kind.value] += 1
@@ -67,6 +68,7 @@ class AttentionLink:
         self._connector = connector
         self._plan: StepPlan | None = None
         self._next_step = 0
+        self.last_step: int | None = None
         self._issued: list[int] = []
         for bound in units:
             if not isinstance(bound.module, (RemoteMoERunner, RemoteDense)):
@@ -86,6 +88,7 @@ class AttentionLink:
         """Announce a forward pass and check that it makes exactly the exchanges it announced."""
         plan = StepPlan(self._next_step, kind, tuple(tuple(stages) for stages in tokens), graph)
         self._next_step += 1
+        self.last_step = plan.step
         self.check()
         if self._control is not None:
             self._control.announce(plan)
@@ -130,7 +133,9 @@ class AttentionLink:
             if plan.stages > 1:
                 # The other stage's attention goes behind this stage's rows, and only then the wait for the answer.
                 dbo_yield()
+            waiting = time.perf_counter()
             received = self._connector.recv_output(exchange, rows)
+            self.counts.wait_seconds += time.perf_counter() - waiting
             # In stream order the next message of a stage comes after everything that reads this one.
             output = received if self._connector.stream_ordered else received.clone()
         else:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,6 +116,12 @@ class AttentionWorkerMixin(RoleWorkerMixin):
             status.update(dataclasses.asdict(self.connector.counts))
             status["device_steps"] = dataclasses.asdict(self.connector.device_steps())
         return status
+
+    def _counts(self) -> Mapping[str, object]:
+        return vars(self.link.counts) if self.link is not None else {}
+
+    def _step(self) -> int | None:
+        return self.link.last_step if self.link is not None else None
 
     def _write_report(self) -> None:
         role_report.write(f"attention-{self.member_index}-{get_tp_group().rank_in_group}", self.afd_status())

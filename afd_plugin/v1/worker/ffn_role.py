@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import weakref
+from collections.abc import Mapping
 
 import torch
 from vllm.distributed.parallel_state import get_tp_group
@@ -116,6 +117,12 @@ class FFNWorkerMixin(RoleWorkerMixin):
             status.update(dataclasses.asdict(self.connector.counts))
             status["device_steps"] = dataclasses.asdict(self.connector.device_steps())
         return status
+
+    def _counts(self) -> Mapping[str, object]:
+        return vars(self.service.counts) if self.service is not None else {}
+
+    def _step(self) -> int | None:
+        return self.service.last_step if self.service is not None else None
 
     def _write_report(self) -> None:
         role_report.write(f"ffn-{self.member_index}-{get_tp_group().rank_in_group}", self.afd_status())

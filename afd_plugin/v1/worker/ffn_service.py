@@ -59,6 +59,7 @@ class FFNService:
         profile: Callable[[bool, str], None],
     ) -> None:
         self.counts = FFNCounts()
+        self.last_step: int | None = None
         self._vllm_config = vllm_config
         self._topology = topology
         self._lanes = topology.lanes_of(group)
@@ -95,6 +96,7 @@ class FFNService:
         """Get ready to serve before the roles meet; nothing to do where every step is computed as it comes."""
 
     def _run(self, plan: StepPlan) -> None:
+        self.last_step = plan.step
         plan.check(self._topology.attention_dp, self._vllm_config.scheduler_config.max_num_batched_tokens)
         rows = [plan.group_rows(self._lanes, stage) for stage in range(plan.stages)]
         self._execute(plan, rows)

@@ -7,7 +7,7 @@ A mixin in front of a native worker class. Native methods are extended through `
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -25,6 +25,8 @@ from afd_plugin.errors import AFDError, ConfigRefused, PeerAborted
 from afd_plugin.model.build import RoleBuild
 from afd_plugin.model.loader import RoleLoading, register_loaders, role_load_format
 from afd_plugin.model.scan import BoundUnit, find_units
+from afd_plugin.observability.events import event
+from afd_plugin.observability.metrics import Publisher, Reading, readings_of
 from afd_plugin.plan import RemoteUnit
 from afd_plugin.v1.refusals import check_vllm_config
 from afd_plugin.v1.worker.failure_guard import FailureGuard
@@ -55,6 +57,7 @@ class RoleWorkerMixin(_Base):
         self.control: Control | None = None
         self.connector: AFDConnector | None = None
         self.membership: Membership | None = None
+        self.publisher: Publisher | None = None
         self.guard = FailureGuard(self._abort_data_plane)
         self.loading = RoleLoading(self.build_class(self.afd_config), self._before_weights)
 
@@ -96,6 +99,10 @@ class RoleWorkerMixin(_Base):
             report.phase("connecting")
             self._connect()
             report.phase("connected")
+            rank = f"{self.member_index}-{get_tp_group().rank_in_group}"
+            self.publisher = Publisher(self.role.value, rank, self._readings)
+            epoch = self.membership.epoch if self.membership is not None else None
+            logger.info(event("connected", role=self.role.value, rank=rank, epoch=epoch, units=len(self.units)))
         except BaseException as error:
             self._fail(error)
             raise
@@ -137,6 +144,28 @@ class RoleWorkerMixin(_Base):
             stages=self.afd_config.microbatches,
         )
 
+    def _counts(self) -> Mapping[str, object]:
+        """The plain counters of this worker's part in the steps; read from another thread."""
+        raise NotImplementedError
+
+    def _readings(self) -> Iterable[Reading]:
+        """What the metrics thread publishes."""
+        yield from readings_of(self._counts())
+        if self.connector is not None:
+            yield from readings_of(vars(self.connector.counts))
+        if self.control is not None:
+            statistics = self.control.statistics
+            yield from readings_of(
+                {
+                    "strangers": statistics.strangers,
+                    "dropped": dict(statistics.dropped),
+                    "refused": dict(statistics.refused),
+                }
+            )
+            for peer, age in dict(statistics.last_seen_age_s).items():
+                yield Reading("afd:peer_up", float(not self.control.failed), (peer,))
+                yield Reading("afd:peer_seen_seconds", age, (peer,))
+
     def _abort_data_plane(self) -> None:
         if self.connector is not None:
             self.connector.abort()
@@ -144,11 +173,21 @@ class RoleWorkerMixin(_Base):
     def _fail(self, error: BaseException) -> None:
         """Tell the launcher and the peers why this worker ends."""
         report.failure(error)
+        name = error.name if isinstance(error, AFDError) else type(error).__name__
+        epoch = self.membership.epoch if self.membership is not None else None
+        logger.error(event("failed", role=self.role.value, epoch=epoch, step=self._step(), error=name))
         if self.control is not None and not isinstance(error, PeerAborted):
             self.control.abort(error, traceback_tail(error))
 
+    def _step(self) -> int | None:
+        """The step that runs, or ran last; None before the first."""
+        return None
+
     def _close_planes(self) -> None:
         self.guard.disarm()
+        if self.publisher is not None:
+            self.publisher.stop()
+            self.publisher = None
         if self.connector is not None:
             self.connector.close()
             self.connector = None
