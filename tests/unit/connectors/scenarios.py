@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from random import Random
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from afd_plugin.connectors.base import AFDConnector, ConnectorShape
 from afd_plugin.connectors.registry import create_connector
 from afd_plugin.errors import AFDError, ProtocolError
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan, UnitKind, schedule
+from afd_plugin.topology import Topology
 from tests.unit.connectors.team import End
 
 HIDDEN = 64
@@ -129,6 +131,39 @@ def round_trips(end: End, connector: str, layouts: Sequence[Rows], stages: int) 
         }
         end.meet("done")
         return counts
+
+
+def many_steps(end: End, connector: str, group: int, groups: int, steps: int) -> dict[str, int]:
+    """Random, unequal, sometimes zero rows for all lanes of ``groups`` groups; this team is one of the groups.
+
+    Every lane compares every answer; the FFN compares every row that it receives.
+    """
+    topology = Topology(attention_dp=end.lanes * groups, ffn_dp=groups)
+    lanes = topology.lanes_of(group)
+    random = Random(steps)
+    counts = dict.fromkeys(("wrong", "compared", "empty"), 0)
+    with connected(end, connector) as plane:
+        for step in range(steps):
+            tokens = [(random.choice((0, 0, 1, 2, 7, 32, MAX_TOKENS)),) for _ in range(topology.attention_dp)]
+            plan = StepPlan(step, StepKind.REAL, tuple(tokens))
+            for exchange in schedule(plan, UNITS):
+                unit, rows = UNITS[exchange.unit], plan.group_rows(lanes, 0)
+                drew = [drawn(lane, exchange, count) for lane, count in zip(lanes, rows, strict=True)]
+                wanted = unit.router_logits > 0
+                if end.lane is None:
+                    states, logits = plane.recv_hidden(exchange, unit, rows)
+                    counts["wrong"] += not torch.equal(states, torch.cat([part for part, _ in drew]))
+                    plane.send_output(exchange, rows, computed(unit, states, logits if sum(rows) else None))
+                elif rows[end.lane]:
+                    states, logits = drew[end.lane]
+                    plane.send_hidden(exchange, unit, states, logits if wanted else None)
+                    answer = plane.recv_output(exchange, rows[end.lane])
+                    expected = computed(unit, states, logits if wanted else None)
+                    counts["wrong"] += not torch.equal(answer, expected)
+                counts["compared"] += end.lane is None or rows[end.lane] > 0
+                counts["empty"] += 0 in rows if end.lane is None else rows[end.lane] == 0
+        end.meet("done")
+    return counts
 
 
 def stale_message(end: End, connector: str) -> str:
