@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import TypeVar
 
@@ -167,6 +167,12 @@ class LinkSettings:
                 continue
             values[f.name] = _seconds(cls.variable(f.name), raw) if f.name.endswith("_s") else raw
         return cls(**values)  # type: ignore[arg-type]
+
+    def beside(self) -> LinkSettings:
+        """Settings of a further FFN group on the host of the rendezvous: its own port there, and ``listen`` to dial."""
+        host, _, port = self.listen.rpartition(":")
+        reachable = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104
+        return replace(self, listen=f"{host}:0", peer=f"{reachable}:{port}")
 
     def to_env(self) -> dict[str, str]:
         """The environment variables that :meth:`from_env` reads back."""

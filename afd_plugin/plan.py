@@ -62,6 +62,10 @@ class StepPlan:
         """Rows of ``lane`` over all stages."""
         return sum(self.tokens[lane])
 
+    def stage_tokens(self, stage: int) -> int:
+        """Rows of ``stage`` over all lanes."""
+        return sum(stages[stage] for stages in self.tokens)
+
     def group_rows(self, lanes: Sequence[int], stage: int) -> tuple[int, ...]:
         """Rows that each lane of one FFN group brings to ``stage``, in the order in which they are laid out."""
         return tuple(self.tokens[lane][stage] for lane in lanes)

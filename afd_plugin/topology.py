@@ -103,6 +103,17 @@ class Topology:
         self._check("group", group, self.ffn_dp)
         return tuple(range(group * self.ffn_tp, (group + 1) * self.ffn_tp))
 
+    def ffn_world(self, device: str) -> tuple[int, int]:
+        """The FFN's vLLM world on ``device`` as (data parallel, tensor parallel) size; always ``ffn_ranks`` in all.
+
+        Without expert parallelism vLLM flattens DP into the TP of the experts, and needs an all-gather of unequal
+        parts for it. vLLM 0.28.0's CPU communicator has none (``all_gatherv``), so there the world is flat from the
+        start: the same shards, and the groups share their rows by broadcasts of their own.
+        """
+        if device == "cpu" and not self.expert_parallel:
+            return 1, self.ffn_ranks
+        return self.ffn_dp, self.ffn_tp
+
     def native_reference(self) -> NativeReference:
         """The native layout whose results this topology must reproduce (design section 6).
 

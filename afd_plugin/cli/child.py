@@ -94,7 +94,7 @@ def parse_vllm_arguments(argv: Sequence[str], afd: AFDConfig) -> Namespace:
     args.model = args.model_tag
     _set(args, "distributed_executor_backend", "mp", None)
     _set(args, "worker_cls", WORKER_CLASSES[afd.role, current_platform.device_type], "auto")
-    _set_sizes(args, afd)
+    _set_sizes(args, afd, current_platform.device_type)
     args.enforce_eager = args.enforce_eager or current_platform.is_cpu()
     args.api_server_count = None
     additional = dict(args.additional_config or {})
@@ -121,14 +121,14 @@ def _set(args: Namespace, name: str, value: object, default: object) -> None:
     setattr(args, name, value)
 
 
-def _set_sizes(args: Namespace, afd: AFDConfig) -> None:
+def _set_sizes(args: Namespace, afd: AFDConfig, device: str) -> None:
     topology = afd.topology
     if afd.role is Role.ATTENTION:
         _set(args, "tensor_parallel_size", topology.attention_tp, 1)
         _set(args, "data_parallel_size", topology.attention_dp, 1)
         return
-    _set(args, "tensor_parallel_size", topology.ffn_tp, 1)
-    # FFN groups are vLLM processes of one rank each, joined by VLLM_DP_* in their environment (offline DP).
+    _set(args, "tensor_parallel_size", topology.ffn_world(device)[1], 1)
+    # Data-parallel ranks of the FFN are children of their own, joined by VLLM_DP_* in their environment (offline DP).
     _set(args, "data_parallel_size", 1, 1)
     args.enable_expert_parallel = args.enable_expert_parallel or topology.expert_parallel
 

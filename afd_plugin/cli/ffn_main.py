@@ -66,6 +66,13 @@ def _serve(executor: MultiprocExecutor) -> None:
     except RuntimeError as error:
         if asked:
             return
+        dead = [
+            f"{one.proc.name} with exit code {one.proc.exitcode}"
+            for one in executor.workers
+            if one.proc.exitcode
+        ]
+        if dead:
+            raise EngineError(f"A worker of the FFN died: {', '.join(dead)}.") from error
         raise EngineError(f"The FFN stopped serving ({error}); the log above has the reason.") from error
     finally:
         executor.shutdown()  # type: ignore[no-untyped-call]
@@ -75,7 +82,7 @@ def _match_batch_sizes(args: Namespace, afd: AFDConfig) -> None:
     """Give the FFN the attention role's default batch size, which vLLM derives from that role's parallel
     sizes.
     """
-    if args.max_num_batched_tokens is not None or afd.topology.attention_tp == afd.topology.ffn_tp:
+    if args.max_num_batched_tokens is not None or afd.topology.attention_tp == args.tensor_parallel_size:
         return
     as_attention = Namespace(**{**vars(args), "tensor_parallel_size": afd.topology.attention_tp})
     from vllm.engine.arg_utils import AsyncEngineArgs

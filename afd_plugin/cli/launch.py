@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 
 from afd_plugin.cli.devices import SHARED_UTILISATION, VISIBLE_DEVICES, DeviceShare, threads_per_process
 from afd_plugin.cli.flags import given
@@ -17,7 +16,6 @@ from afd_plugin.v1.refusals import V2_RUNNER_VARIABLE
 
 WORKER_GRACE = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"
 DEBUG_VARIABLE = "AFD_DEBUG"
-_WILDCARDS = ("0.0.0.0", "[::]", "*")  # noqa: S104  (compared with, not bound)
 
 
 def role_environment(
@@ -69,40 +67,29 @@ def attention_child(options: LaunchOptions, env: Mapping[str, str], share: Devic
 def ffn_children(
     options: LaunchOptions, env: Mapping[str, str], share: DeviceShare | None, master_port: int
 ) -> tuple[ChildSpec, ...]:
-    """One child per FFN group; group 0 hosts the rendezvous, the others listen beside it.
+    """One child per data-parallel rank of the FFN's world; the first hosts the rendezvous, others listen beside it.
 
     Args:
-        master_port: Where the groups of more than one join vLLM's own data-parallel world; unused for one
-    group.
+        master_port: Where several children join vLLM's own data-parallel world; unused for one.
     """
     extra = options.arguments(Role.FFN)
     command = _command(options, Role.FFN, [*extra, *_memory(extra, share)])
-    groups = options.afd.topology.ffn_dp
+    size, _ = options.afd.topology.ffn_world(options.device)
     children = []
-    for group in range(groups):
+    for rank in range(size):
         own = dict(env)
-        if group:
-            host = options.link.listen.rpartition(":")[0]
-            link = replace(options.link, listen=f"{host}:0", peer=reachable(options.link.listen))
-            own.update(link.to_env())
-        if groups > 1:
+        if rank:
+            own.update(options.link.beside().to_env())
+        if size > 1:
             own.update(
-                VLLM_DP_SIZE=str(groups),
-                VLLM_DP_RANK=str(group),
-                VLLM_DP_RANK_LOCAL=str(group),
+                VLLM_DP_SIZE=str(size),
+                VLLM_DP_RANK=str(rank),
+                VLLM_DP_RANK_LOCAL=str(rank),
                 VLLM_DP_MASTER_IP="127.0.0.1",
                 VLLM_DP_MASTER_PORT=str(master_port),
             )
-        children.append(ChildSpec(f"ffn-{group}", command, own, stop_order=1))
+        children.append(ChildSpec(f"ffn-{rank}", command, own, stop_order=1))
     return tuple(children)
-
-
-def reachable(listen: str) -> str:
-    """An address by which a process on this host reaches ``listen``: loopback for a wildcard."""
-    host, _, port = listen.rpartition(":")
-    if host in _WILDCARDS:
-        return f"[::1]:{port}" if host == "[::]" else f"127.0.0.1:{port}"
-    return listen
 
 
 def _command(options: LaunchOptions, role: Role, words: list[str]) -> tuple[str, ...]:

@@ -329,7 +329,7 @@ def _check_sizes(vllm_config: VllmConfig, afd: AFDConfig) -> None:
     if afd.role is Role.ATTENTION:
         expected = (topology.attention_dp, topology.attention_tp)
     else:
-        expected = (topology.ffn_dp, topology.ffn_tp)
+        expected = topology.ffn_world(vllm_config.device_config.device_type)
         if parallel.enable_expert_parallel != topology.expert_parallel:
             raise ConfigRefused(
                 f"enable_expert_parallel is {parallel.enable_expert_parallel} in vLLM's configuration "
@@ -342,7 +342,7 @@ def _check_sizes(vllm_config: VllmConfig, afd: AFDConfig) -> None:
         if got != wanted:
             raise ConfigRefused(
                 f"{name} is {got} in vLLM's configuration of the {role} role but the AFD topology "
-                f"{topology.name} has {role}_{short} = {wanted}; set it by --{role}-{short} alone."
+                f"{topology.name} needs {wanted} there; set it by --{role}-{short} alone."
             )
 
 

@@ -124,7 +124,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
         return self.link.last_step if self.link is not None else None
 
     def _write_report(self) -> None:
-        role_report.write(f"attention-{self.member_index}-{get_tp_group().rank_in_group}", self.afd_status())
+        role_report.write(f"attention-{self.member_index}-{self.member_rank}", self.afd_status())
 
     def shutdown(self) -> None:
         """End the service in band: the FFN stops because attention says so."""

@@ -180,7 +180,7 @@ class GraphedFFNService(FFNService):
     # ------------------------------------------------------------------ tensor-parallel followers
 
     def _receive(
-        self, exchange: Exchange, unit: RemoteUnit, rows: Sequence[int]
+        self, plan: StepPlan, exchange: Exchange, unit: RemoteUnit, rows: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As in the base, but by device broadcasts alone, whose sizes every rank knows from the plan."""
         if self._tensor_parallel.world_size == 1:

@@ -61,8 +61,9 @@ class FFNWorkerMixin(RoleWorkerMixin):
         self.connector = create_connector(
             self.afd_config.connector, self.connector_shape(None), self.link_settings
         )
+        flat = self.vllm_config.parallel_config.data_parallel_size == 1
         return control.listen(
-            self.link_settings,
+            self.link_settings.beside() if flat and self.member_index else self.link_settings,
             self.afd_config.topology,
             self.member_index,
             fingerprint(self.vllm_config, self.afd_config, units),
@@ -125,7 +126,7 @@ class FFNWorkerMixin(RoleWorkerMixin):
         return self.service.last_step if self.service is not None else None
 
     def _write_report(self) -> None:
-        role_report.write(f"ffn-{self.member_index}-{get_tp_group().rank_in_group}", self.afd_status())
+        role_report.write(f"ffn-{self.member_index}-{self.member_rank}", self.afd_status())
 
     def shutdown(self) -> None:
         self.service = None

@@ -3,7 +3,8 @@
 
 It runs on the worker's main thread inside one RPC, so an exception travels to the host by vLLM's own executor. The
 group's leader receives announcements and rows; its tensor-parallel followers get both by vLLM's broadcasts, and the
-native runner reduces the result inside the FFN's own world.
+native runner reduces the result inside the FFN's own world. Where several groups share one tensor-parallel world
+(:meth:`Topology.ffn_world`), each leader broadcasts the rows of its own lanes and returns their part of the output.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ class FFNService:
         self.last_step: int | None = None
         self._vllm_config = vllm_config
         self._topology = topology
+        self._group = group
         self._lanes = topology.lanes_of(group)
+        flat = tensor_parallel.world_size > topology.ffn_tp
+        self._sharing = range(topology.ffn_dp) if flat else range(group, group + 1)
         self._units = [bound.unit for bound in units]
         self._modules: dict[int, nn.Module] = {bound.unit.index: bound.module for bound in units}
         self._tensor_parallel = tensor_parallel
@@ -90,7 +94,24 @@ class FFNService:
         event = self._control.next_event(KEEP_ALIVE_S) if self._control is not None else None
         if self._tensor_parallel.world_size > 1:
             event = self._tensor_parallel.broadcast_object(event, 0)
+            if self._control is not None and self._group != self._sharing[0]:
+                self._expect(self._control, event)
         return event
+
+    def _expect(self, control: FFNControl, event: Event | None) -> None:
+        """Wait until the lanes of a further group have announced what the first group's leader passed on."""
+        if not isinstance(event, (StepPlan, Shutdown)):
+            return
+        own: Event | None = None
+        deadline = time.monotonic() + KEEP_ALIVE_S
+        while not isinstance(own, (StepPlan, Shutdown)) and time.monotonic() < deadline:
+            own = control.next_event(KEEP_ALIVE_S)
+        if isinstance(own, StepPlan) and isinstance(event, StepPlan):
+            same = (own.step, own.tokens, own.graph) == (event.step, event.tokens, event.graph)
+        else:
+            same = isinstance(own, Shutdown) and isinstance(event, Shutdown)
+        if not same:
+            raise ProtocolError(f"the lanes of FFN group {self._group} announced {own}; {event} was due.")
 
     def prepare(self) -> None:
         """Get ready to serve before the roles meet; nothing to do where every step is computed as it comes."""
@@ -107,14 +128,22 @@ class FFNService:
         """Receive, compute and answer every exchange of ``plan``; ``rows[stage][lane]`` are the group's own."""
         contexts = [self._forward_context(plan, stage) for stage in range(plan.stages)]
         for exchange in schedule(plan, self._units):
+            if not plan.stage_tokens(exchange.stage):
+                continue  # nobody sends a message without rows
             unit = self._units[exchange.unit]
-            hidden, logits = self._receive(exchange, unit, rows[exchange.stage])
+            hidden, logits = self._receive(plan, exchange, unit, rows[exchange.stage])
             started = time.perf_counter()
             with contexts[exchange.stage]():
                 output = self._compute(unit, hidden, logits)
             self.counts.compute_seconds += time.perf_counter() - started
             if self._connector is not None:
-                self._connector.send_output(exchange, rows[exchange.stage], output)
+                first = sum(
+                    plan.group_tokens(self._topology.lanes_of(group), exchange.stage)
+                    for group in self._sharing
+                    if group < self._group
+                )
+                own = output[first : first + sum(rows[exchange.stage])]
+                self._connector.send_output(exchange, rows[exchange.stage], own)
             self.counts.exchanges += 1
 
     def _compute(self, unit: RemoteUnit, hidden: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor:
@@ -127,19 +156,30 @@ class FFNService:
         return output.contiguous()
 
     def _receive(
-        self, exchange: Exchange, unit: RemoteUnit, rows: Sequence[int]
+        self, plan: StepPlan, exchange: Exchange, unit: RemoteUnit, rows: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The group's rows on every rank: from the data plane on the leader, by broadcast on the followers."""
+        """The world's rows on every rank: from the data plane on a group's leader, by broadcast on all others."""
         received: dict[str, torch.Tensor] = {}
         if self._connector is not None:
             hidden, logits = self._connector.recv_hidden(exchange, unit, rows)
             received = {"hidden": hidden} if logits is None else {"hidden": hidden, "logits": logits}
         if self._tensor_parallel.world_size > 1:
-            shared = self._tensor_parallel.broadcast_tensor_dict(received or None, 0)
-            received = {
-                name: value for name, value in (shared or {}).items() if isinstance(value, torch.Tensor)
-            }
+            parts = [
+                self._shared(received if group == self._group else {}, group - self._sharing[0])
+                for group in self._sharing
+                if plan.group_tokens(self._topology.lanes_of(group), exchange.stage)
+            ]
+            if len(parts) > 1:
+                received = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            elif parts:
+                (received,) = parts
         return received["hidden"], received.get("logits")
+
+    def _shared(self, received: dict[str, torch.Tensor], leader: int) -> dict[str, torch.Tensor]:
+        """What the ``leader``-th group of this world ``received``, on every rank of the world."""
+        source = leader * self._topology.ffn_tp
+        shared = self._tensor_parallel.broadcast_tensor_dict(received or None, source)
+        return {name: value for name, value in (shared or {}).items() if isinstance(value, torch.Tensor)}
 
     def _forward_context(self, plan: StepPlan, stage: int) -> Callable[[], AbstractContextManager[None]]:
         """vLLM's forward context of one stage; rows of other FFN groups come from the plan, not a collective."""
@@ -148,7 +188,7 @@ class FFNService:
         ]
         own = plan.group_tokens(self._lanes, stage)
         metadata = None
-        if self._topology.ffn_dp > 1:
+        if self._vllm_config.parallel_config.data_parallel_size > 1:
             metadata = DPMetadata.make(
                 self._vllm_config.parallel_config, own, torch.tensor(counts, dtype=torch.int32)
             )

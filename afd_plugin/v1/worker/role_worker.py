@@ -68,7 +68,7 @@ class RoleWorkerMixin(_Base):
         if raw is None:
             raise ConfigRefused(
                 f"{cls.__name__} was started without additional_config['{CONFIG_KEY}']; pass "
-                f"--additional-config '{{\"{CONFIG_KEY}\": {{\"role\": \"{cls.role.value}\"}}}}' or use `afd {cls.role.value}`."
+                f'--additional-config \'{{"{CONFIG_KEY}": {{"role": "{cls.role.value}"}}}}\' or use `afd {cls.role.value}`.'
             )
         config = AFDConfig.parse(raw)
         if config.role is not cls.role:
@@ -79,13 +79,29 @@ class RoleWorkerMixin(_Base):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this rank talks to the other role: TP rank 0 of its lane or group."""
-        return get_tp_group().rank_in_group == 0
+        """Whether this rank talks to the other role: the first one of its lane or group."""
+        return self.member_rank == 0
 
     @property
     def member_index(self) -> int:
-        """The lane or group of this process: its data-parallel rank."""
-        return self.vllm_config.parallel_config.data_parallel_rank
+        """The lane or group of this process."""
+        return self._world_rank // self._member_ranks
+
+    @property
+    def member_rank(self) -> int:
+        """The rank of this process within its lane or group."""
+        return self._world_rank % self._member_ranks
+
+    @property
+    def _member_ranks(self) -> int:
+        topology = self.afd_config.topology
+        return topology.attention_tp if self.role is Role.ATTENTION else topology.ffn_tp
+
+    @property
+    def _world_rank(self) -> int:
+        tensor_parallel = get_tp_group()
+        data_parallel_rank = self.vllm_config.parallel_config.data_parallel_rank
+        return data_parallel_rank * tensor_parallel.world_size + tensor_parallel.rank_in_group
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Build and load this role's half natively, then connect the roles."""
@@ -102,7 +118,9 @@ class RoleWorkerMixin(_Base):
             rank = f"{self.member_index}-{get_tp_group().rank_in_group}"
             self.publisher = Publisher(self.role.value, rank, self._readings)
             epoch = self.membership.epoch if self.membership is not None else None
-            logger.info(event("connected", role=self.role.value, rank=rank, epoch=epoch, units=len(self.units)))
+            logger.info(
+                event("connected", role=self.role.value, rank=rank, epoch=epoch, units=len(self.units))
+            )
         except BaseException as error:
             self._fail(error)
             raise
@@ -118,7 +136,7 @@ class RoleWorkerMixin(_Base):
             except AFDError as error:
                 refusal = error
         if get_tp_group().world_size > 1:
-            refusal = get_tp_group().broadcast_object(refusal, 0)
+            refusal = refusal or get_tp_group().broadcast_object(refusal, 0)
         if refusal is not None:
             raise refusal
         report.phase("loading weights")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from afd_plugin.cli.devices import (
     threads_per_process,
     visible_gpus,
 )
-from afd_plugin.cli.launch import attention_child, ffn_children, reachable, role_environment
+from afd_plugin.cli.launch import attention_child, ffn_children, role_environment
 from afd_plugin.cli.options import LaunchOptions
 from afd_plugin.config import AFDConfig, LinkSettings, Role
 from afd_plugin.errors import ConfigRefused
@@ -46,9 +47,10 @@ def test_the_users_own_shutdown_timeout_stays() -> None:
     assert "--shutdown-timeout" not in spec.argv
 
 
-def test_one_ffn_child_per_group_joined_as_vllms_offline_data_parallel() -> None:
+def test_on_gpus_one_ffn_child_per_group_joined_as_vllms_offline_data_parallel() -> None:
     topology = Topology(attention_dp=4, ffn_dp=2)
-    first, second = ffn_children(options(topology), LINK.to_env(), None, master_port=4001)
+    launch = replace(options(topology), device="cuda")
+    first, second = ffn_children(launch, LINK.to_env(), None, master_port=4001)
     assert [first.name, second.name] == ["ffn-0", "ffn-1"]
     assert json.loads(first.argv[3])["role"] == "ffn"
     assert first.env["AFD_LISTEN"] == "127.0.0.1:4000"
@@ -61,8 +63,9 @@ def test_one_ffn_child_per_group_joined_as_vllms_offline_data_parallel() -> None
         assert child.env["VLLM_DP_MASTER_PORT"] == "4001"
 
 
-def test_a_single_ffn_group_is_no_data_parallel_world() -> None:
-    (child,) = ffn_children(options(), {}, None, master_port=4001)
+@pytest.mark.parametrize("topology", [Topology(), Topology(attention_dp=4, ffn_dp=2)])
+def test_on_a_cpu_all_ffn_groups_are_ranks_of_one_child(topology: Topology) -> None:
+    (child,) = ffn_children(options(topology), {}, None, master_port=4001)
     assert not any(name.startswith("VLLM_DP_") for name in child.env)
 
 
@@ -103,7 +106,9 @@ def test_on_a_shared_gpu_each_role_takes_its_part_of_the_memory() -> None:
     ],
 )
 def test_a_wildcard_is_reached_by_loopback(listen: str, expected: str) -> None:
-    assert reachable(listen) == expected
+    beside = LinkSettings(listen=listen, peer="").beside()
+    assert beside.peer == expected
+    assert beside.listen == listen.rpartition(":")[0] + ":0"
 
 
 GPUS = (Gpu("0", "GPU-a", 1, 1), Gpu("1", "GPU-b", 1, 1))

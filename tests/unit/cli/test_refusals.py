@@ -196,8 +196,8 @@ def test_a_model_without_experts_is_refused(build: Build, dense_model: str) -> N
     [
         (Role.ATTENTION, {"tensor_parallel_size": 2}, Topology(), "tensor_parallel_size is 2"),
         (Role.ATTENTION, {}, Topology(attention_dp=2), "data_parallel_size is 1"),
-        (Role.FFN, {"tensor_parallel_size": 2}, Topology(), "ffn_tp = 1"),
-        (Role.FFN, {}, Topology(attention_dp=2, ffn_dp=2), "ffn_dp = 2"),
+        (Role.FFN, {"tensor_parallel_size": 2}, Topology(), "1A1F needs 1"),
+        (Role.FFN, {}, Topology(attention_dp=2, ffn_dp=2), "2A2F needs 2"),
         (
             Role.FFN,
             {"tensor_parallel_size": 2},
