@@ -184,6 +184,12 @@ class PeerShutDown(PeerFailure):
     name = "peer-shut-down"
 
 
+class EngineGone(AFDError):
+    """The process of vLLM above a worker has died: the engine core, or the FFN's host."""
+
+    name = "engine-gone"
+
+
 class ProtocolError(AFDError):
     """A peer sent a message that contradicts the protocol or another peer's message."""
 

@@ -103,7 +103,10 @@ def _serving(options: LaunchOptions, ready: Mapping[str, Details]) -> str:
 def _say_how_it_ended(outcome: Outcome) -> None:
     if outcome.cause is not None:
         cause = outcome.cause
-        sys.stderr.write(f"afd: {cause.child}: {cause.error}: {cause.message}\n")
+        first, *rest = cause.message.splitlines() or [""]
+        summary = f"afd: {cause.child}: {cause.error}: {first}\n"
+        # The last line always names the cause; what belongs to it stands before.
+        sys.stderr.write("\n".join([summary, *rest, summary]) if rest else summary)
 
 
 def _check_http_port(options: LaunchOptions) -> None:

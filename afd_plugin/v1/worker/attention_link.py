@@ -8,7 +8,7 @@ and a connector; the others receive each output by vLLM's own broadcast.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,6 +23,7 @@ from afd_plugin.model.placeholders import RemoteCall, RemoteDense
 from afd_plugin.model.remote_runner import RemoteMoERunner
 from afd_plugin.model.scan import BoundUnit
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan
+from afd_plugin.v1.worker.verdict import verdict
 
 
 @dataclass
@@ -48,6 +49,7 @@ class AttentionLink:
     """Steps and exchanges of one attention worker.
 
     ``control`` and ``connector`` are None on tensor-parallel followers, whose ``group`` then has rank 0 as its source.
+    ``on_error`` hears of whatever ends a step, before it is raised.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class AttentionLink:
         control: AttentionControl | None,
         connector: AFDConnector | None,
         lanes: int = 1,
+        on_error: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.lane = lane
         self.lanes = lanes
         self.counts = StepCounts()
+        self._on_error = on_error
         self._units = [bound.unit for bound in units]
         self._group = group
         self._control = control
@@ -95,6 +99,13 @@ class AttentionLink:
         self._plan, self._issued = plan, [0] * plan.stages
         try:
             yield plan
+        except Exception as error:
+            cause = verdict(self._control, error)
+            if self._on_error is not None:
+                self._on_error(cause)
+            if cause is error:
+                raise
+            raise cause from error
         finally:
             self._plan = None
         due = [len(self._units)] * plan.stages

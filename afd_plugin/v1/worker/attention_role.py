@@ -16,6 +16,7 @@ from afd_plugin.config import Role
 from afd_plugin.connectors.base import ConnectorShape
 from afd_plugin.connectors.registry import create_connector
 from afd_plugin.control import AttentionControl, Membership
+from afd_plugin.errors import EngineGone
 from afd_plugin.model.build import AttentionBuild
 from afd_plugin.model.remote_runner import RemoteMoERunner
 from afd_plugin.model.scan import BoundUnit
@@ -96,6 +97,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
             control if isinstance(control, AttentionControl) else None,
             self.connector,
             self.afd_config.topology.attention_dp,
+            self._fail,
         )
         self.link = link
         self.model_runner.announce_steps(link)
@@ -132,6 +134,8 @@ class AttentionWorkerMixin(RoleWorkerMixin):
             self._write_report()
             self.link = None
         if isinstance(self.control, AttentionControl):
+            if self.parent_watch is not None and self.parent_watch.parent_died():
+                self._fail(EngineGone("The engine core above this worker has died."))
             self.guard.disarm()
             self.control.shutdown()
         self._close_planes()

@@ -24,6 +24,7 @@ from afd_plugin.v1.worker.ffn_model_runner import FFNModelRunner
 from afd_plugin.v1.worker.ffn_service import FFNService
 from afd_plugin.v1.worker.fingerprints import fingerprint
 from afd_plugin.v1.worker.role_worker import RoleWorkerMixin
+from afd_plugin.v1.worker.verdict import verdict
 
 logger = init_logger(__name__)
 
@@ -103,8 +104,11 @@ class FFNWorkerMixin(RoleWorkerMixin):
         try:
             self.service.serve()
         except BaseException as error:
-            self._fail(error)
-            raise
+            cause = verdict(self.control, error)
+            self._fail(cause)
+            if cause is error:
+                raise
+            raise cause from error
         self._write_report()
         return self.afd_status()
 

@@ -21,7 +21,7 @@ from afd_plugin.config import CONFIG_KEY, AFDConfig, LinkSettings, Role
 from afd_plugin.connectors.base import AFDConnector, ConnectorShape
 from afd_plugin.control import Membership
 from afd_plugin.control.link import Control
-from afd_plugin.errors import AFDError, ConfigRefused, PeerAborted
+from afd_plugin.errors import AFDError, ConfigRefused, EngineGone, PeerAborted
 from afd_plugin.model.build import RoleBuild
 from afd_plugin.model.loader import RoleLoading, register_loaders, role_load_format
 from afd_plugin.model.scan import BoundUnit, find_units
@@ -30,6 +30,7 @@ from afd_plugin.observability.metrics import Publisher, Reading, readings_of
 from afd_plugin.plan import RemoteUnit
 from afd_plugin.v1.refusals import check_vllm_config
 from afd_plugin.v1.worker.failure_guard import FailureGuard
+from afd_plugin.v1.worker.parent_watch import ParentWatch
 
 if TYPE_CHECKING:
     _Base = Worker
@@ -58,6 +59,7 @@ class RoleWorkerMixin(_Base):
         self.connector: AFDConnector | None = None
         self.membership: Membership | None = None
         self.publisher: Publisher | None = None
+        self.parent_watch: ParentWatch | None = None
         self.guard = FailureGuard(self._abort_data_plane)
         self.loading = RoleLoading(self.build_class(self.afd_config), self._before_weights)
 
@@ -105,6 +107,7 @@ class RoleWorkerMixin(_Base):
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Build and load this role's half natively, then connect the roles."""
+        self.parent_watch = ParentWatch(self._parent_died)
         try:
             register_loaders()
             load_config = self.vllm_config.load_config
@@ -184,12 +187,21 @@ class RoleWorkerMixin(_Base):
                 yield Reading("afd:peer_up", float(not self.control.failed), (peer,))
                 yield Reading("afd:peer_seen_seconds", age, (peer,))
 
+    def _parent_died(self, pid: int) -> None:
+        error = EngineGone(f"Process {pid}, which had started this worker, has died.")
+        self._fail(error)
+        self.guard.failed(error)
+
     def _abort_data_plane(self) -> None:
         if self.connector is not None:
             self.connector.abort()
 
     def _fail(self, error: BaseException) -> None:
         """Tell the launcher and the peers why this worker ends."""
+        if isinstance(error, SystemExit):
+            if self.control is not None:
+                self.control.abort("it was asked to end (SIGTERM) while its peers still needed it")
+            return
         report.failure(error)
         name = error.name if isinstance(error, AFDError) else type(error).__name__
         epoch = self.membership.epoch if self.membership is not None else None
@@ -203,6 +215,9 @@ class RoleWorkerMixin(_Base):
 
     def _close_planes(self) -> None:
         self.guard.disarm()
+        if self.parent_watch is not None:
+            self.parent_watch.close()
+            self.parent_watch = None
         if self.publisher is not None:
             self.publisher.stop()
             self.publisher = None
