@@ -104,9 +104,9 @@ def _say_how_it_ended(outcome: Outcome) -> None:
     if outcome.cause is not None:
         cause = outcome.cause
         first, *rest = cause.message.splitlines() or [""]
-        summary = f"afd: {cause.child}: {cause.error}: {first}\n"
+        summary = f"afd: {cause.child}: {cause.error}: {first}"
         # The last line always names the cause; what belongs to it stands before.
-        sys.stderr.write("\n".join([summary, *rest, summary]) if rest else summary)
+        sys.stderr.write("\n".join([summary, *rest, summary] if rest else [summary]) + "\n")
 
 
 def _check_http_port(options: LaunchOptions) -> None:
