@@ -114,6 +114,42 @@ def e2e(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def abi(session: nox.Session) -> None:
+    """The extension of `csrc/` builds (nvcc 13.0) and needs and holds exactly what is declared."""
+    Cell(session).python("-m", "qualify.abi", *session.posargs)
+
+
+@nox.session(default=False)
+def native_control(session: nox.Session) -> None:
+    """vLLM without AFD serves the test models here, and agrees with an oracle that is not vLLM."""
+    Cell(session).python("-m", "qualify.native_control", *(session.posargs or ["--cell", "cpu"]))
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """The documents claim what the evidence shows, pin one version, and name what exists. `-- --write` renews."""
+    Cell(session).python("-m", "qualify.docs", *session.posargs)
+
+
+@nox.session(default=False)
+def final_audit(session: nox.Session) -> None:
+    """Every record that a chain must have is there, for exactly this revision, cell, lock and environment."""
+    Cell(session).python("-m", "qualify.final_audit", *session.posargs)
+
+
+@nox.session(default=False)
+def gate(session: nox.Session) -> None:
+    """The chain of sessions on one cell, a record for each: `nox -s gate -- --cell cpu [--profile landing]`."""
+    Cell(session).python("-m", "qualify.gate", *session.posargs)
+
+
+@nox.session(default=False)
+def release_check(session: nox.Session) -> None:
+    """Whether a tag may be released: `nox -s release_check -- v0.28.0`. Prints the push command, pushes nothing."""
+    Cell(session).python("-m", "qualify.release", *session.posargs)
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measure AFD against native vLLM side by side: `nox -s bench -- cpu` or `-- gpu`."""
     Cell(session).python("-m", "qualify.bench", *session.posargs)
@@ -127,3 +163,4 @@ def lock(session: nox.Session) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         uv = environment.find_uv(cells)
         locks.compile_all(uv, ROOT, Path(scratch), upgrade="--upgrade" in session.posargs)
+    Cell(session).python("-m", "qualify.cells")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -196,8 +196,8 @@ def _shown(faults: Sequence[str], limit: int = 10) -> str:
 
 def known_sessions(root: Path = ROOT) -> frozenset[str]:
     """The sessions of the noxfile."""
-    listed = capture([sys.executable, "-m", "nox", "--list-sessions", "--json"], cwd=root).stdout
-    return frozenset(session["name"] for session in json.loads(listed))
+    listed = capture([sys.executable, "-m", "nox", "--list-sessions"], cwd=root).stdout
+    return frozenset(re.findall(r"^[*-] (\w+)", listed, re.MULTILINE))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -37,6 +37,8 @@ class Verdict:
 def rewritten(content: bytes, states: Sequence[tuple[str, bytes]]) -> tuple[str, ...]:
     """Each committed state of the ledger that a later one, or `content`, does not continue."""
     said = []
+    if not states:
+        return ()
     for (commit, state), (later, after) in zip(states, [*states[1:], ("the file now", content)], strict=True):
         if not after.startswith(state):
             name = later if later == "the file now" else f"commit {later[:12]}"
