@@ -8,6 +8,7 @@ import secrets
 import shlex
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ import typer
 import afd_plugin
 from afd_plugin.cli.options import (
     DEFAULT_RENDEZVOUS,
+    DEFAULT_STATUS,
     LaunchOptions,
     check_model_argument,
     check_passed_through,
@@ -79,6 +81,10 @@ Drain = Annotated[
     float, typer.Option("--drain-timeout", help="Seconds for running requests to finish on a stop.")
 ]
 Startup = Annotated[float, typer.Option("--startup-timeout", help="Seconds until the service must be ready.")]
+Status = Annotated[
+    str,
+    typer.Option("--status", help="HOST:PORT where the FFN answers /health, /ready, /metrics; port 0: a free one."),
+]
 Debug = Annotated[bool, typer.Option("--debug/--no-debug", help="Show tracebacks of refusals and failures.")]
 
 
@@ -119,6 +125,7 @@ def serve(
         str, typer.Option(help="vLLM options for the attention role only, quoted.")
     ] = "",
     ffn_args: Annotated[str, typer.Option(help="vLLM options for the FFN role only, quoted.")] = "",
+    status: Status = DEFAULT_STATUS,
     rendezvous_timeout: Rendezvous = _DEFAULTS.rendezvous_timeout_s,
     ready_timeout: ReadyTimeout = _DEFAULTS.ready_timeout_s,
     failure_timeout: Failure = _DEFAULTS.failure_timeout_s,
@@ -144,7 +151,7 @@ def serve(
     options = _launch_options(
         context, model, afd, link, device, connector, host, port, startup_timeout, debug
     )
-    options = options.with_role_arguments(
+    options = replace(options, status=_status_address(status)).with_role_arguments(
         check_passed_through(shlex.split(attention_args)), check_passed_through(shlex.split(ffn_args))
     )
     raise typer.Exit(run_serve(options))
@@ -222,6 +229,7 @@ def ffn(
     microbatches: Microbatches = 1,
     device: Device = "auto",
     token_file: TokenFile = None,
+    status: Status = DEFAULT_STATUS,
     rendezvous_timeout: Rendezvous = _DEFAULTS.rendezvous_timeout_s,
     ready_timeout: ReadyTimeout = _DEFAULTS.ready_timeout_s,
     failure_timeout: Failure = _DEFAULTS.failure_timeout_s,
@@ -247,7 +255,21 @@ def ffn(
         drain_timeout_s=drain_timeout,
     )
     options = _launch_options(context, model, afd, link, device, connector, "", 0, startup_timeout, debug)
-    raise typer.Exit(run_ffn(options))
+    raise typer.Exit(run_ffn(replace(options, status=_status_address(status))))
+
+
+@app.command()
+def status(
+    urls: Annotated[
+        list[str] | None,
+        typer.Argument(help="Endpoints to ask (attention's, the FFN's); by default the services of this host."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show both roles at a glance: phase, health, steps, time per exchange, peers. Exit code 1 if one is not well."""
+    from afd_plugin.cli.status import run_status
+
+    raise typer.Exit(run_status(tuple(urls or ()), as_json))
 
 
 @app.command()
@@ -348,6 +370,13 @@ def _launch_options(
         startup_timeout=startup_timeout,
         debug=debug,
     )
+
+
+def _status_address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigRefused(f"--status is {value!r}; expected HOST:PORT.")
+    return value
 
 
 def _device(name: str) -> str:

@@ -8,16 +8,20 @@ per FFN group.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from afd_plugin import report
 from afd_plugin.cli.child import EngineError, checked_config, run_child
 from afd_plugin.config import AFDConfig
-from afd_plugin.errors import ConfigRefused
+from afd_plugin.errors import ConfigRefused, PortInUse
+from afd_plugin.observability.status import STATUS_VARIABLE, StatusServer
 
 if TYPE_CHECKING:
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
@@ -39,17 +43,48 @@ def serve(args: Namespace, afd: AFDConfig) -> None:
         raise ConfigRefused(
             f"vLLM chose {executor_class.__name__}; the FFN needs --distributed-executor-backend mp."
         )
-    report.phase("starting the workers")
+    with _status_endpoint() as status:
+        _phase(status, "starting the workers")
+        try:
+            executor = executor_class(config)
+        except RuntimeError as error:
+            raise EngineError(
+                f"The FFN's workers did not start ({error}); the log above has the reason."
+            ) from error
+        _serve(executor, status)
+
+
+@contextmanager
+def _status_endpoint() -> Iterator[StatusServer | None]:
+    """The endpoint that the launcher asked for, until the FFN ends; None without a launcher."""
+    address = os.environ.get(STATUS_VARIABLE)
+    if not address:
+        yield None
+        return
+    host, _, port = address.rpartition(":")
     try:
-        executor = executor_class(config)
-    except RuntimeError as error:
-        raise EngineError(
-            f"The FFN's workers did not start ({error}); the log above has the reason."
-        ) from error
-    _serve(executor)
+        server = StatusServer(host.strip("[]"), int(port))
+    except OSError as error:
+        raise PortInUse(
+            f"The status endpoint cannot be bound to {address} ({error.strerror}); choose another --status."
+        ) from None
+    try:
+        yield server
+    finally:
+        server.close()
 
 
-def _serve(executor: MultiprocExecutor) -> None:
+def _phase(status: StatusServer | None, name: str) -> None:
+    """Tell the launcher and whoever asks the status endpoint."""
+    if status is None:
+        report.phase(name)
+        return
+    status.phase = name
+    status.serving = name == "serving"
+    report.phase(name, status=f"http://{status.address}")
+
+
+def _serve(executor: MultiprocExecutor, status: StatusServer | None) -> None:
     asked = False
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -61,9 +96,11 @@ def _serve(executor: MultiprocExecutor) -> None:
     signal.signal(signal.SIGTERM, stop)
     try:
         future = executor.collective_rpc("afd_serve", non_block=True)
-        report.phase("serving")
+        _phase(status, "serving")
         future.result()
     except RuntimeError as error:
+        if status is not None:
+            status.failed = not asked
         if asked:
             return
         dead = [

@@ -11,11 +11,15 @@ from afd_plugin.cli.devices import SHARED_UTILISATION, VISIBLE_DEVICES, DeviceSh
 from afd_plugin.cli.flags import given
 from afd_plugin.cli.options import LaunchOptions
 from afd_plugin.config import LinkSettings, Role
+from afd_plugin.observability.metrics import DIRECTORY_VARIABLE
+from afd_plugin.observability.status import STATUS_VARIABLE
 from afd_plugin.supervisor.spec import ChildSpec
 from afd_plugin.v1.refusals import V2_RUNNER_VARIABLE
 
 WORKER_GRACE = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"
 DEBUG_VARIABLE = "AFD_DEBUG"
+METRICS = {DIRECTORY_VARIABLE: "metrics"}
+"""Each child's processes leave their metrics in a folder that lives as long as the child."""
 
 
 def role_environment(
@@ -61,7 +65,7 @@ def attention_child(options: LaunchOptions, env: Mapping[str, str], share: Devic
     if not given(extra, "--shutdown-timeout"):
         words += ["--shutdown-timeout", str(int(options.link.drain_timeout_s))]
     words += _memory(extra, share)
-    return ChildSpec("attention-0", _command(options, Role.ATTENTION, words), env, stop_order=0)
+    return ChildSpec("attention-0", _command(options, Role.ATTENTION, words), env, stop_order=0, scratch=METRICS)
 
 
 def ffn_children(
@@ -77,7 +81,7 @@ def ffn_children(
     size, _ = options.afd.topology.ffn_world(options.device)
     children = []
     for rank in range(size):
-        own = dict(env)
+        own = {**env, STATUS_VARIABLE: options.status if not rank else f"{options.status.rpartition(':')[0]}:0"}
         if rank:
             own.update(options.link.beside().to_env())
         if size > 1:
@@ -88,7 +92,7 @@ def ffn_children(
                 VLLM_DP_MASTER_IP="127.0.0.1",
                 VLLM_DP_MASTER_PORT=str(master_port),
             )
-        children.append(ChildSpec(f"ffn-{rank}", command, own, stop_order=1))
+        children.append(ChildSpec(f"ffn-{rank}", command, own, stop_order=1, scratch=METRICS))
     return tuple(children)
 
 

@@ -14,6 +14,9 @@ from afd_plugin.supervisor.spec import TimeLimits
 DEFAULT_RENDEZVOUS = "127.0.0.1:29700"
 """Where `afd ffn` listens and `afd attention` dials unless told otherwise."""
 
+DEFAULT_STATUS = "127.0.0.1:0"
+"""Where the FFN answers /health, /ready and /metrics: a free port that the launcher prints."""
+
 
 @dataclass(frozen=True)
 class LaunchOptions:
@@ -32,6 +35,7 @@ class LaunchOptions:
         ffn_vllm: Further ones for the FFN role only.
         startup_timeout: Seconds until everything must be ready.
         debug: Whether errors come with a traceback.
+        status: ``host:port`` of the FFN's status endpoint; port 0 lets the system choose.
     """
 
     model: str
@@ -46,6 +50,7 @@ class LaunchOptions:
     ffn_vllm: tuple[str, ...] = ()
     startup_timeout: float = 1800.0
     debug: bool = False
+    status: str = DEFAULT_STATUS
 
     def arguments(self, role: Role) -> tuple[str, ...]:
         """vLLM's options for ``role``."""

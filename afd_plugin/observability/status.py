@@ -19,6 +19,9 @@ from socket import AF_INET, AF_INET6
 
 from afd_plugin.observability.metrics import collected
 
+STATUS_VARIABLE = "AFD_STATUS"
+"""Environment variable with the ``host:port`` of the endpoint."""
+
 _SOCKET_TIMEOUT_S = 10.0
 
 
@@ -61,6 +64,7 @@ class StatusServer:
 
         self._server = Server((host, port), Handler)
         self.port: int = self._server.server_address[1]
+        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="afd-status", daemon=True)
         self._thread.start()
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import shutil
@@ -30,6 +31,9 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PROGRESS_SECONDS = 15.0
 _MEMBERS_EVERY = 5  # probes between two full listings of processes, once the service is ready
 _OWN = "afd"
+
+STATE_NAME = "state.json"
+"""File in the supervisor's directory (``afd-*`` among the temporary files) with the children's phases."""
 
 Details = Mapping[str, str | int | float]
 _Event = tuple[Child, int] | Report | signal.Signals
@@ -68,6 +72,8 @@ class Supervisor:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._children: list[Child] = []
         self._ready: dict[str, Details] = {}
+        self._details: dict[str, dict[str, str | int | float]] = {}
+        self._state_file: Path | None = None
         self._faults: list[Fault] = []
         self._killed: list[str] = []
         self._asked = 0
@@ -81,6 +87,7 @@ class Supervisor:
         with self._directory() as directory, contextlib.ExitStack() as stack:
             guardian = Guardian(directory, self._limits.give_up, self._limits.answer)
             stack.callback(guardian.dismiss)
+            self._state_file = directory / STATE_NAME
             inbox = ReportInbox(directory, self._events.put)
             stack.callback(inbox.close)
             stack.enter_context(self._signals())
@@ -187,6 +194,8 @@ class Supervisor:
             self._fault(child.name, report.error, report.message, report.exit_code)
             return
         child.phase = report.phase
+        self._details.setdefault(child.name, {}).update(report.details)
+        self._publish()
         if not self._draining:
             self._say(f"{child.name}: {report.phase}")
         if report.phase == child.spec.ready_phase and child.name not in self._ready:
@@ -310,6 +319,23 @@ class Supervisor:
                 event = self._events.get_nowait()
                 if isinstance(event, Report) and event.error:
                     self._note_report(event)
+
+    def _publish(self) -> None:
+        """Leave what is known about the children where `afd status` finds it."""
+        if self._state_file is None:
+            return
+        children = {
+            child.name: {
+                "pid": child.session,
+                "phase": child.phase,
+                **self._details.get(child.name, {}),
+            }
+            for child in self._children
+        }
+        partial = self._state_file.with_suffix(".partial")
+        with contextlib.suppress(OSError):  # a full disk costs the glance, not the service
+            partial.write_text(json.dumps({"pid": os.getpid(), "children": children}))
+            partial.replace(self._state_file)
 
     def _phases(self) -> str:
         waiting = [child for child in self._children if child.name not in self._ready]
