@@ -83,7 +83,9 @@ Drain = Annotated[
 Startup = Annotated[float, typer.Option("--startup-timeout", help="Seconds until the service must be ready.")]
 Status = Annotated[
     str,
-    typer.Option("--status", help="HOST:PORT where the FFN answers /health, /ready, /metrics; port 0: a free one."),
+    typer.Option(
+        "--status", help="HOST:PORT where the FFN answers /health, /ready, /metrics; port 0: a free one."
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug/--no-debug", help="Show tracebacks of refusals and failures.")]
 
@@ -262,7 +264,9 @@ def ffn(
 def status(
     urls: Annotated[
         list[str] | None,
-        typer.Argument(help="Endpoints to ask (attention's, the FFN's); by default the services of this host."),
+        typer.Argument(
+            help="Endpoints to ask (attention's, the FFN's); by default the services of this host."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

@@ -65,7 +65,9 @@ def attention_child(options: LaunchOptions, env: Mapping[str, str], share: Devic
     if not given(extra, "--shutdown-timeout"):
         words += ["--shutdown-timeout", str(int(options.link.drain_timeout_s))]
     words += _memory(extra, share)
-    return ChildSpec("attention-0", _command(options, Role.ATTENTION, words), env, stop_order=0, scratch=METRICS)
+    return ChildSpec(
+        "attention-0", _command(options, Role.ATTENTION, words), env, stop_order=0, scratch=METRICS
+    )
 
 
 def ffn_children(
@@ -81,7 +83,10 @@ def ffn_children(
     size, _ = options.afd.topology.ffn_world(options.device)
     children = []
     for rank in range(size):
-        own = {**env, STATUS_VARIABLE: options.status if not rank else f"{options.status.rpartition(':')[0]}:0"}
+        own = {
+            **env,
+            STATUS_VARIABLE: options.status if not rank else f"{options.status.rpartition(':')[0]}:0",
+        }
         if rank:
             own.update(options.link.beside().to_env())
         if size > 1:

@@ -51,7 +51,9 @@ class Row:
 
 def run_status(urls: Sequence[str], as_json: bool) -> int:
     """Print the table for ``urls``, or for every service of this user on this host; 0 if all of it is well."""
-    rows = [Row(url, url.rstrip("/")) for url in urls] if urls else list(local_rows(Path(tempfile.gettempdir())))
+    rows = (
+        [Row(url, url.rstrip("/")) for url in urls] if urls else list(local_rows(Path(tempfile.gettempdir())))
+    )
     for row in rows:
         ask(row)
     if as_json:
@@ -116,7 +118,9 @@ def table(rows: Iterable[Row]) -> str:
         numbers = (str(row.steps), str(row.tokens), f"{row.exchange_ms:.3f}", row.peers or "-")
         cells.append((row.name, row.phase, "yes" if row.well else "NO", *numbers, row.url or row.problem))
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    return "\n".join("  ".join(f"{text:<{w}}" for text, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+    return "\n".join(
+        "  ".join(f"{text:<{w}}" for text, w in zip(line, widths, strict=True)).rstrip() for line in cells
+    )
 
 
 def _get(url: str) -> tuple[int, str]:
