@@ -14,6 +14,7 @@ from qualify.lint.findings import Finding
 
 _CLASS_PATH = re.compile(r"vllm(\.[A-Za-z_]\w*)+([.:][A-Za-z_]\w*)*")
 _WATCHED = ("vllm", "torch")
+REGISTRY = "afd_plugin.seams."
 
 
 def uses(package: Package, upstream: Upstream) -> Iterator[Use | Finding]:
@@ -24,6 +25,7 @@ def uses(package: Package, upstream: Upstream) -> Iterator[Use | Finding]:
 
 def _of_file(source: SourceFile, upstream: Upstream) -> Iterator[Use | Finding]:
     texts = _docstrings(source.module.tree)
+    registry = f"{source.module.name}.".startswith(REGISTRY)  # it names symbols and uses none
     inner = {id(n.value) for n in ast.walk(source.module.tree) if isinstance(n, ast.Attribute)}
     for node in ast.walk(source.module.tree):
         if isinstance(node, ast.Import):
@@ -44,6 +46,7 @@ def _of_file(source: SourceFile, upstream: Upstream) -> Iterator[Use | Finding]:
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
             and id(node) not in texts
+            and not registry
             and _CLASS_PATH.fullmatch(node.value)
         ):
             dotted = node.value.replace(":", ".")
@@ -59,7 +62,7 @@ def _named(
     if symbol is None:
         # torch builds part of its names in C; only what says that it is private concerns us there
         if how is How.STRING:
-            yield Use(Symbol(dotted), how, source.path, line)
+            yield Use(_group(dotted, upstream) or Symbol(dotted), how, source.path, line)
         elif belongs(dotted, "torch") and is_private(dotted):
             yield Use(Symbol(*dotted.rpartition(".")[::2]), how, source.path, line)
         elif belongs(dotted, "vllm"):
@@ -73,6 +76,17 @@ def _named(
     required = symbol.upstream or is_private(dotted)
     if symbol != Symbol("torch") and symbol != Symbol("vllm"):
         yield Use(symbol, how, source.path, line, required)
+
+
+def _group(text: str, upstream: Upstream) -> Symbol | None:
+    """The constant in `vllm.plugins` that holds the name of an entry-point group."""
+    module = upstream.module("vllm.plugins")
+    for name, statements in module.names.items() if module else ():
+        for statement in statements:
+            value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+            if isinstance(value, ast.Constant) and value.value == text:
+                return Symbol("vllm.plugins", name)
+    return None
 
 
 def _chain(source: SourceFile, node: ast.Attribute, upstream: Upstream) -> Iterator[Use | Finding]:

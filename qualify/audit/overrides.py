@@ -125,7 +125,7 @@ def _argument_fault(own: ast.arguments, native: ast.arguments) -> str:
         if index < len(own_positional):
             if own_positional[index] != name:
                 return f"its argument {index} is `{own_positional[index]}`, upstream `{name}`"
-        elif not own.vararg or not (own.kwarg or name in own_keywords):
+        elif not (own.kwarg or name in own_keywords):
             return f"it does not take `{name}`"
     for name in (a.arg for a in native.kwonlyargs):
         if name not in own_keywords and name not in own_positional and not own.kwarg:

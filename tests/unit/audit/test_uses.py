@@ -4,10 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from qualify.audit.__main__ import Audit, summary
+from afd_plugin.seams import REGISTRY
+from afd_plugin.seams.schema import Registry, SeamKind
+from qualify.audit import drift, references
+from qualify.audit.__main__ import ROOT, Audit, summary
+from qualify.audit.coverage import Coverage
+from qualify.audit.upstream import Upstream
+from tests.unit.audit import tree
 
 Audited = Callable[..., Audit]
 
@@ -33,6 +40,7 @@ def test_a_package_that_uses_exactly_what_is_registered_passes(audited: Audited)
         ("import vllm.registry as r\nprint(r.loaders)\n", "reads vllm.registry:loaders"),
         ("PATH = 'vllm.worker.WorkerBase'\n", "names in a string vllm.worker:WorkerBase"),
         ("PATH = 'vllm.nowhere'\n", "names in a string vllm.nowhere:"),
+        ("GROUP = 'vllm.all_plugins'\n", "names in a string vllm.plugins:GROUP"),
         ("from torch._secret import peek\n", "imports torch._secret:peek"),
     ],
 )
@@ -131,3 +139,16 @@ def test_an_entry_that_nothing_uses_is_found(audited: Audited) -> None:
 def test_used_by_must_name_exactly_the_users(audited: Audited) -> None:
     stale = lines(audited(extra=CLASS + "    pass\n"), "stale")
     assert any("worker: used_by says ['plug.worker']" in line and "plug.extra" in line for line in stale)
+
+
+def test_an_entry_point_needs_no_line_of_ours_but_its_source_is_watched(tmp_path: Path) -> None:
+    upstream = tree.upstream(tmp_path)
+    entry = tree.seam(upstream, "group", "vllm.plugins:GROUP", SeamKind.ENTRY_POINT)
+    assert list(Coverage(Registry((entry,))).findings()) == []
+    (tmp_path / "vllm/plugins.py").write_text("GROUP = 'vllm.other_plugins'\n", encoding="utf-8")
+    changed = Upstream({"vllm": tmp_path / "vllm", "torch": tmp_path / "torch"})
+    assert [f.rule for f in drift.check(Registry((entry,)), changed)] == ["drift"]
+
+
+def test_the_registry_of_this_project_is_well_formed() -> None:
+    assert list(references.check(REGISTRY, ROOT)) == []

@@ -15,6 +15,7 @@ from qualify.audit.upstream import Upstream
 VLLM = {
     "vllm/__init__.py": "from vllm.version import __version__\n",
     "vllm/py.typed": "",
+    "vllm/plugins.py": "GROUP = 'vllm.all_plugins'\n",
     "vllm/version.py": "__version__ = '0.28.0'\n",
     "vllm/config/__init__.py": "from vllm.config.parallel import ParallelConfig\n",
     "vllm/config/parallel.py": """
@@ -100,7 +101,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         path.write_text(dedent(text), encoding="utf-8")
 
 
-def upstream(root: Path, **changed: str) -> Upstream:
+def upstream(root: Path) -> Upstream:
     """The stand-in, written below `root`."""
     write(root, VLLM)
     return Upstream({"vllm": root / "vllm", "torch": root / "torch"})
