@@ -9,15 +9,11 @@ import json
 import os
 import secrets
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, LinkSettings, Role
 from afd_plugin.demo.engine import CPU_ENVIRONMENT, EngineArguments
@@ -26,10 +22,11 @@ from afd_plugin.demo.records import Record, read_record
 from afd_plugin.supervisor.ports import PortReservation
 from afd_plugin.topology import Topology
 from afd_plugin.v1.refusals import WORKER_CLASSES
+from tests.e2e.teardown import CaseFailed, nothing_left
 
 CASE_TIMEOUT_S = 240.0
-MARKER = "AFD_E2E_CASE"
-"""Every process of a case carries it in its environment, whoever its parent is by then."""
+WORKER_GRACE = {"VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "30"}
+"""vLLM's own 5 s are short for the last seconds of a dozen processes on two cores."""
 
 STEP_RECORDERS = {
     Role.ATTENTION: "tests.e2e.recorders.AttentionRecorder",
@@ -74,28 +71,20 @@ class Outcome:
         return self.reports["ffn-0-0"]
 
 
-class CaseFailed(AssertionError):
-    """A process of a case failed, hung or was left behind; the ends of the logs are quoted."""
-
-
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of every process of the CPU lane; tests are importable from it."""
     root = str(Path(__file__).parents[2])
-    return {**os.environ, **CPU_ENVIRONMENT, "PYTHONPATH": root, **(extra or {})}
+    return {**os.environ, **CPU_ENVIRONMENT, **WORKER_GRACE, "PYTHONPATH": root, **(extra or {})}
 
 
 def run_case(python: Path, case: Case, folder: Path) -> Outcome:
     """Run `case` to its end and check that both roles ended by themselves and left nothing."""
     folder.mkdir(parents=True, exist_ok=True)
-    marker = secrets.token_hex(8)
-    before = leftovers()
-    with PortReservation() as port, ExitStack() as stack:
+    with nothing_left(folder) as traces, PortReservation() as port:
         link = LinkSettings(
             listen=f"127.0.0.1:{port.port}", peer=f"127.0.0.1:{port.port}", token=secrets.token_hex(8)
         )
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="e2e-"))
-        variables = {"AFD_ROLE_REPORT_DIR": str(folder), "TMPDIR": scratch, MARKER: marker}
-        env = environment({**link.to_env(), **variables})
+        env = environment({**link.to_env(), **traces.environment, "AFD_ROLE_REPORT_DIR": str(folder)})
         output = folder / "record.json"
         extra = {
             "worker_cls": case.attention_worker,
@@ -112,15 +101,7 @@ def run_case(python: Path, case: Case, folder: Path) -> Outcome:
             ],
             "attention": [str(python), *command(case.model, output, case.engine, case.plan, extra)],
         }
-        try:
-            run_together(commands, env, folder)
-        finally:
-            left = end_marked(marker)
-    if left:
-        raise CaseFailed(f"processes were left behind: {left}; {tails(folder)}")
-    new = leftovers() - before
-    if new:
-        raise CaseFailed(f"files were left behind: {sorted(new)}")
+        run_together(commands, env, folder)
     return Outcome(read_record(output), read_reports(folder), folder)
 
 
@@ -152,51 +133,6 @@ def read_reports(folder: Path) -> dict[str, dict[str, Any]]:
         for pattern in ("attention-*.json", "ffn-*.json")
         for path in folder.glob(pattern)
     }
-
-
-def marked(marker: str) -> list[psutil.Process]:
-    """Every live process whose environment carries `marker`."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARKER) == marker and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
-def end_marked(marker: str, grace_s: float = 10.0) -> list[str]:
-    """Wait for the processes of a case to be gone; kill and name those that are not."""
-    deadline = time.monotonic() + grace_s
-    while (left := marked(marker)) and time.monotonic() < deadline:
-        psutil.wait_procs(left, timeout=0.2)
-    named = [f"{process.pid} {' '.join(process.cmdline())[:120]}" for process in left]
-    for process in left:
-        process.kill()
-    return named
-
-
-def leftovers() -> set[str]:
-    """Shared memory and rendezvous files that no living process uses; other services on this host do not count."""
-    files = [*_listed(Path("/dev/shm"), "*"), *_listed(Path("/tmp"), "vllm_dist_*")]  # noqa: S108
-    used = _mapped() if files else ""
-    return {file for file in files if file not in used}
-
-
-def _mapped() -> str:
-    """The memory maps of every process: shared memory and semaphores in use stand there by path."""
-    maps = []
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            maps.append(path.read_text(encoding="utf-8", errors="replace"))
-        except OSError:
-            continue  # the process has ended
-    return "".join(maps)
-
-
-def _listed(folder: Path, pattern: str) -> Iterable[str]:
-    return (str(path) for path in folder.glob(pattern)) if folder.is_dir() else ()
 
 
 def tails(folder: Path, lines: int = 30) -> str:

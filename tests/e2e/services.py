@@ -3,7 +3,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +14,8 @@ from afd_plugin.demo.engine import EngineArguments
 from afd_plugin.demo.prompts import PROMPTS
 from afd_plugin.demo.records import Record
 from afd_plugin.demo.service import HOST, Command, Service
-from tests.e2e.harness import MARKER, CaseFailed, end_marked, environment, leftovers
+from tests.e2e.harness import environment
+from tests.e2e.teardown import CaseFailed, Traces, end_marked, nothing_left
 
 
 def afd_serve(python: Path | str = sys.executable, extra: Sequence[str] = ()) -> Command:
@@ -25,6 +25,26 @@ def afd_serve(python: Path | str = sys.executable, extra: Sequence[str] = ()) ->
         options = ["--host", HOST, "--port", str(port), *extra]
         vllm = ["--served-model-name", name, *flags(engine)]
         return [str(python), "-m", "afd_plugin.cli", "serve", *options, str(model), *vllm]
+
+    return command
+
+
+def afd_attention(python: Path | str, extra: Sequence[str] = ()) -> Command:
+    """`afd attention` with further options, `--peer` for one."""
+
+    def command(model: Path, name: str, port: int, engine: EngineArguments) -> list[str]:
+        options = ["--host", HOST, "--port", str(port), *extra]
+        vllm = ["--served-model-name", name, *flags(engine)]
+        return [str(python), "-m", "afd_plugin.cli", "attention", *options, str(model), *vllm]
+
+    return command
+
+
+def afd_ffn(python: Path | str, extra: Sequence[str] = ()) -> Command:
+    """`afd ffn` with further options, `--listen` for one; it has no HTTP endpoint."""
+
+    def command(model: Path, name: str, port: int, engine: EngineArguments) -> list[str]:
+        return [str(python), "-m", "afd_plugin.cli", "ffn", *extra, str(model), *flags(engine)]
 
     return command
 
@@ -61,26 +81,31 @@ def flags(engine: EngineArguments) -> list[str]:
 def running(
     command: Command, model: Path, engine: EngineArguments, folder: Path, *, native: bool = False, **env: str
 ) -> Iterator[Service]:
-    """A service that is serving; on leaving it must end with 0 by itself and leave nothing behind.
+    """A service that is serving; on leaving it must end with 0 by itself, without force, and leave nothing behind.
 
-    A `native` server is held to its exit code and processes only: what it leaves in /dev/shm and /tmp is vLLM's.
+    A `native` server is held to its exit code only: how it ends and what it leaves is vLLM's.
     """
-    marker = folder.name + "-" + str(time.monotonic_ns())
-    before = leftovers()
+    with (
+        native_traces() if native else nothing_left(folder) as traces,
+        Service(command, model, "m", engine, folder, environment({**traces.environment, **env})) as service,
+    ):
+        service.await_ready()
+        traces.note_ports()
+        yield service
+        status = service.stop()
+        if status:
+            raise CaseFailed(f"the service ended with {status}; {service.tail()}")
+
+
+@contextmanager
+def native_traces() -> Iterator[Traces]:
+    """As `nothing_left`, but what is left is ended and removed without a word."""
+    traces = Traces()
     try:
-        with Service(command, model, "m", engine, folder, environment({MARKER: marker, **env})) as service:
-            service.await_ready()
-            yield service
-            status = service.stop()
-            if status:
-                raise CaseFailed(f"the service ended with {status}; {service.tail()}")
+        yield traces
     finally:
-        left = end_marked(marker)
-    if left:
-        raise CaseFailed(f"processes were left behind: {left}")
-    new = leftovers() - before
-    if new and not native:
-        raise CaseFailed(f"files were left behind: {sorted(new)}")
+        end_marked(traces.marker)
+        traces.remove()
 
 
 def together(endpoint: Endpoint, prompts: Sequence[str] = PROMPTS) -> Record:

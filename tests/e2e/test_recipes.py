@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from afd_plugin.supervisor.ports import PortReservation
-from tests.e2e.harness import MARKER, end_marked, environment, leftovers
+from tests.e2e.harness import environment
+from tests.e2e.teardown import nothing_left
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(420)]
 
@@ -21,16 +22,15 @@ BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def test_the_cpu_recipe_runs_as_written(tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / "recipes" / "cpu-1a1f.md").read_text(encoding="utf-8"))
     assert len(blocks) == 5
-    before = leftovers()
     with PortReservation() as http, PortReservation() as rendezvous:
         variables = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PORT": str(http.port),
             "RENDEZVOUS_PORT": str(rendezvous.port),
-            MARKER: "cpu-recipe",
         }
     try:
-        with (tmp_path / "recipe.log").open("wb") as log:
+        with nothing_left(tmp_path) as traces, (tmp_path / "recipe.log").open("wb") as log:
+            variables |= traces.environment
             subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", "\n".join(blocks)],
                 env=environment(variables),
@@ -43,7 +43,3 @@ def test_the_cpu_recipe_runs_as_written(tmp_path: Path) -> None:
     except subprocess.CalledProcessError as error:
         tail = (tmp_path / "recipe.log").read_text(encoding="utf-8", errors="replace")[-4000:]
         pytest.fail(f"the recipe ended with {error.returncode}:\n{tail}")
-    finally:
-        left = end_marked("cpu-recipe")
-    assert left == []
-    assert leftovers() - before == set()

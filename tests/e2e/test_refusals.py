@@ -4,7 +4,6 @@
 import json
 import socket
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import pytest
 
 from afd_plugin.demo.engine import EngineArguments
 from afd_plugin.supervisor.ports import PortReservation
-from tests.e2e.harness import MARKER, end_marked, environment, leftovers
+from tests.e2e.harness import environment
 from tests.e2e.services import flags
+from tests.e2e.teardown import nothing_left
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
@@ -34,32 +34,28 @@ def run_roles(
     python: Path, folder: Path, commands: dict[str, list[str]], timeout_s: float = 150.0
 ) -> dict[str, Ended]:
     """Run several `afd` commands side by side to their ends; nothing of them may be left."""
-    marker = f"{folder.name}-{time.monotonic_ns()}"
-    before = leftovers()
-    env = environment({MARKER: marker, "AFD_TOKEN": "t"})
     processes: dict[str, subprocess.Popen[str]] = {}
     ended: dict[str, Ended] = {}
-    try:
-        for name, words in commands.items():
-            with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
-                processes[name] = subprocess.Popen(
-                    [str(python), "-m", "afd_plugin.cli", *words],
-                    env=env,
-                    stdout=log,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-        for name, process in processes.items():
-            _, error = process.communicate(timeout=timeout_s)
-            log_text = (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-            ended[name] = Ended(process.returncode, error, log_text)
-    finally:
-        for process in processes.values():
-            if process.poll() is None:
-                process.kill()
-        left = end_marked(marker)
-    assert left == []
-    assert leftovers() - before == set()
+    with nothing_left(folder) as traces:
+        env = environment({**traces.environment, "AFD_TOKEN": "t"})
+        try:
+            for name, words in commands.items():
+                with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
+                    processes[name] = subprocess.Popen(
+                        [str(python), "-m", "afd_plugin.cli", *words],
+                        env=env,
+                        stdout=log,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                    )
+            for name, process in processes.items():
+                _, error = process.communicate(timeout=timeout_s)
+                log_text = (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+                ended[name] = Ended(process.returncode, error, log_text)
+        finally:
+            for process in processes.values():
+                if process.poll() is None:
+                    process.kill()
     return ended
 
 

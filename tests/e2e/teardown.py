@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every end-to-end test holds a service to when it is over: nothing of it is left, and nothing had to be killed.
+
+Looked at are processes (by a mark in their environment, whoever their parent is by then), the ports they listened on,
+shared memory, and temporary files: each case has a temporary folder of its own, which must be empty in the end. A line
+in a log that says that a process was ended by force fails the case as well.
+"""
+
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+MARKER = "AFD_E2E_CASE"
+"""Every process of a case carries it in its environment."""
+
+FORCE = re.compile(r"SIGKILL|force killing")
+"""What the supervisor and vLLM's executors and process managers write when they end a process by force."""
+
+GRACE_S = 10.0
+"""How long the last processes of a case may take to be gone."""
+
+CACHES = ("torchinductor_*", "torch_compile_debug")
+"""Folders that torch keeps in the temporary folder on purpose."""
+
+
+class CaseFailed(AssertionError):
+    """A process of a case failed, hung or left something behind; the sentence says what, or quotes the logs."""
+
+
+class Traces:
+    """What one case may leave behind. `environment` must be in the environment of all its processes."""
+
+    def __init__(self) -> None:
+        self.marker = secrets.token_hex(8)
+        self.folder = Path(tempfile.mkdtemp(prefix="afd-"))
+        self.environment = {MARKER: self.marker, "TMPDIR": str(self.folder)}
+        self._shared_memory = shared_memory()
+        self._ports: set[tuple[str, int]] = set()
+
+    def note_ports(self) -> None:
+        """Remember the ports that the case's processes listen on now."""
+        for process in marked(self.marker):
+            try:
+                connections = process.net_connections("inet")
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            self._ports |= {one.laddr for one in connections if one.status == psutil.CONN_LISTEN}
+
+    def found(self, logs: Path | None = None) -> list[str]:
+        """End what still runs, and say what was left or needed force: one sentence each."""
+        faults = [f"the process {named} was left" for named in end_marked(self.marker)]
+        listening = {one.laddr for one in psutil.net_connections("inet") if one.status == psutil.CONN_LISTEN}
+        faults += [f"{host}:{port} is still listened on" for host, port in sorted(self._ports & listening)]
+        orphans = shared_memory() - self._shared_memory
+        faults += [f"the shared memory {path} was left" for path in sorted(orphans - in_use())]
+        faults += [f"the temporary file {path.name} was left" for path in self._files()]
+        for log in sorted(logs.glob("*.log")) if logs else ():
+            text = log.read_text(encoding="utf-8", errors="replace")
+            faults += [f"{log.name} says: {line.strip()}" for line in text.splitlines() if FORCE.search(line)]
+        return faults
+
+    def remove(self) -> None:
+        """Remove the temporary folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _files(self) -> list[Path]:
+        kept = {path for pattern in CACHES for path in self.folder.glob(pattern)}
+        return sorted(set(self.folder.iterdir()) - kept)
+
+
+@contextmanager
+def nothing_left(logs: Path | None = None) -> Iterator[Traces]:
+    """A case: what it is made of must be gone when the block ends; `CaseFailed` says what is not.
+
+    Args:
+        logs: folder of the case's logs (`*.log`), which are searched for a process that was ended by force.
+    """
+    traces = Traces()
+    try:
+        try:
+            yield traces
+        except BaseException:
+            end_marked(traces.marker)  # the case's own failure is the one to tell
+            raise
+        faults = traces.found(logs)
+        if faults:
+            raise CaseFailed("; ".join(faults))
+    finally:
+        traces.remove()
+
+
+def marked(marker: str) -> list[psutil.Process]:
+    """Every live process whose environment carries `marker`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARKER) == marker and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def end_marked(marker: str) -> list[str]:
+    """Wait for the processes of a case to be gone; kill and name those that are not."""
+    deadline = time.monotonic() + GRACE_S
+    while (left := marked(marker)) and time.monotonic() < deadline:
+        psutil.wait_procs(left, timeout=0.2)
+    named = [f"{process.pid} {' '.join(process.cmdline())[:120]}" for process in left]
+    for process in left:
+        process.kill()
+    return named
+
+
+def shared_memory() -> set[str]:
+    """Every file in the system's shared memory."""
+    folder = Path("/dev/shm")  # noqa: S108
+    return {str(path) for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def in_use() -> set[str]:
+    """Shared memory that a live process maps: another service's, not a leftover of one that has ended."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        found |= set(_mapped(maps))
+    return found
+
+
+def _mapped(maps: Path) -> Iterable[str]:
+    try:
+        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # the process has ended, or is not ours
+        return ()
+    return (line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line)  # noqa: S108
