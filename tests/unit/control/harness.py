@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -151,6 +151,11 @@ def failure_of(party: Party, timeout_s: float = PATIENCE_S) -> BaseException:
     seen: Future[BaseException] = Future()
     party.control.on_failure(seen.set_result)
     return seen.result(timeout_s)
+
+
+def still_waiting(*results: Future[Any], for_s: float = 0.2) -> bool:
+    """Whether all of ``results`` stay open for ``for_s`` seconds; returns as soon as one does not."""
+    return not wait(results, for_s, "FIRST_COMPLETED").done
 
 
 class Child:

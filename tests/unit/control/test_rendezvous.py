@@ -26,9 +26,17 @@ from afd_plugin.errors import (
     UnknownMember,
 )
 from afd_plugin.topology import Topology
-from tests.unit.control.harness import FAST, PATIENCE_S, TOKEN, Party, fingerprint, meeting, plan, serving
-
-SHORT = replace(FAST, rendezvous_timeout_s=1.0)
+from tests.unit.control.harness import (
+    FAST,
+    PATIENCE_S,
+    TOKEN,
+    Party,
+    fingerprint,
+    meeting,
+    plan,
+    serving,
+    still_waiting,
+)
 
 
 @pytest.mark.parametrize(
@@ -143,104 +151,13 @@ def test_an_address_of_another_machine_cannot_be_bound() -> None:
         FFNControl().listen(replace(FAST, listen="192.0.2.1:0"), Topology(), 0, fingerprint())
 
 
-# ---------------------------------------------------------------------- nobody comes
-
-
-def test_attention_alone_times_out_and_names_what_is_missing() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as freed:
-        port = freed.getsockname()[1]
-    started = time.monotonic()
-    with pytest.raises(RendezvousTimeout) as error:
-        AttentionControl().connect(replace(SHORT, peer=f"127.0.0.1:{port}"), Topology(), 0, fingerprint())
-    assert time.monotonic() - started < 3
-    text = str(error.value)
-    for part in (
-        f"127.0.0.1:{port}",
-        "Nobody answered",
-        "1 s",
-        "AFD_RENDEZVOUS_TIMEOUT",
-        "Missing: FFN group 0",
-        "AFD_PEER",
-    ):
-        assert part in text
-
-
-def test_ffn_alone_times_out_and_names_what_is_missing() -> None:
-    with meeting(settings=SHORT) as service:
-        started = time.monotonic()
-        error = service.start_group(0).exception(PATIENCE_S)
-        assert time.monotonic() - started < 3
-        assert isinstance(error, RendezvousTimeout)
-        for part in (
-            service.peer,
-            "after 1 s",
-            "AFD_RENDEZVOUS_TIMEOUT",
-            "Joined: FFN group 0",
-            "Missing: attention lane 0",
-            "--worker-cls",
-        ):
-            assert part in str(error)
-
-
-def test_a_missing_member_is_named_on_every_side() -> None:
-    with meeting(Topology(2, 1, 2, 1), SHORT) as service:
-        waiting = [service.start_group(0), service.start_group(1, FAST), service.start_lane(1, FAST)]
-        for result in waiting:
-            error = result.exception(PATIENCE_S)
-            assert isinstance(error, RendezvousTimeout)
-            assert "Missing: attention lane 0" in str(error)
-            assert "FFN group 1" in str(error)
-            assert "attention lane 1" in str(error)
-
-
-def test_the_host_stays_until_a_slow_member_has_read_why_it_is_refused() -> None:
-    with meeting(Topology(2, 1, 1, 1), SHORT) as service, zmq.Context() as context:
-        host = service.start_group(0)
-        slow = dial(context, Address.parse(service.peer, ""), TOKEN)
-        me = m.Member(m.MemberId(m.Role.ATTENTION, 0), "pid 1 on nowhere")
-        assert slow.socket.poll(5000, zmq.POLLOUT)
-        slow.socket.send(m.encode(m.hello(m.Introduction(me, fingerprint()))))
-        assert isinstance(m.decode(slow.socket.recv()), m.Progress)
-        time.sleep(1.5)  # the host has given up meanwhile
-        assert not host.done()
-        refusal = m.decode(slow.socket.recv())
-        slow.close()
-        assert isinstance(refusal, m.Refuse)
-        assert refusal.error == RendezvousTimeout.name
-        assert isinstance(host.exception(PATIENCE_S), RendezvousTimeout)
-
-
-def test_a_member_that_runs_out_of_time_first_says_whom_it_waited_for() -> None:
-    with meeting(Topology(2, 1, 1, 1)) as service:
-        host = service.start_group(0, replace(FAST, rendezvous_timeout_s=3))
-        error = service.start_lane(0, SHORT).exception(PATIENCE_S)
-        assert isinstance(error, RendezvousTimeout)
-        assert "Missing: attention lane 1" in str(error)
-        host_error = host.exception(PATIENCE_S)
-        assert "attention lane 0 had joined and left again" in str(host_error)
-
-
-def test_an_address_that_accepts_but_never_shakes_hands_is_told_apart_from_nobody() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        peer = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(RendezvousTimeout, match="accepts connections, but its handshake"):
-            AttentionControl().connect(replace(SHORT, peer=peer), Topology(), 0, fingerprint())
-
-
-def test_a_zmq_service_that_is_no_afd_is_refused() -> None:
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
-        peer = f"127.0.0.1:{other.bind_to_random_port('tcp://127.0.0.1')}"
-        with pytest.raises(AddressRefused, match="no AFD control plane"):
-            AttentionControl().connect(replace(FAST, peer=peer), Topology(), 0, fingerprint())
-
-
 # ---------------------------------------------------------------------- the wrong ones come
 
 
 def test_a_mismatch_is_refused_to_everyone_with_a_diff() -> None:
     with meeting(Topology(2, 1, 2, 1)) as service:
         waiting = [service.start_group(0), service.start_group(1), service.start_lane(1)]
-        time.sleep(0.3)
+        assert still_waiting(*waiting, for_s=0.3)
         waiting.append(service.start_lane(0, dtype="torch.float16", hidden_size=128))
         for result in waiting:
             error = result.exception(PATIENCE_S)
@@ -289,7 +206,7 @@ def test_a_wrong_token_shows_in_the_timeout_of_the_host() -> None:
 def test_the_second_of_two_equal_lanes_is_refused_and_the_first_stays() -> None:
     with meeting(Topology(2, 1, 1, 1)) as service:
         waiting = [service.start_group(0), service.start_lane(0)]
-        time.sleep(0.3)
+        assert still_waiting(*waiting, for_s=0.3)
         error = service.start_lane(0).exception(PATIENCE_S)
         assert isinstance(error, DuplicateMember)
         assert "attention lane 0 is already pid" in str(error)
@@ -302,7 +219,7 @@ def test_a_second_host_of_the_same_rendezvous_is_refused() -> None:
     with meeting(Topology(2, 1, 2, 1)) as service:
         service.start_group(0)
         group = service.start_group(1)
-        time.sleep(0.3)
+        assert still_waiting(group, for_s=0.3)
         assert isinstance(service.start_group(1).exception(PATIENCE_S), DuplicateMember)
         assert not group.done()
         for result in [service.start_lane(0), service.start_lane(1), group]:
@@ -329,7 +246,7 @@ def test_a_member_that_died_while_it_waited_may_come_again() -> None:
         assert isinstance(m.decode(dead.socket.recv()), m.Progress)
         dead.close()
         context.term()
-        time.sleep(0.3)
+        assert still_waiting(host, for_s=0.3)
         waiting = [host, service.start_lane(0), service.start_lane(1)]
         for result in waiting:
             result.result(PATIENCE_S)
@@ -390,8 +307,7 @@ def test_ready_waits_for_everyone_and_hands_out_late_data() -> None:
         lanes[0].do("ready")
         group.do("ready", {"late": "yes"})
         early = [lanes[0].start("wait_ready"), group.start("wait_ready")]
-        time.sleep(0.3)
-        assert not any(result.done() for result in early)
+        assert still_waiting(*early, for_s=0.3)
         lanes[1].do("ready")
         for result in [*early, lanes[1].start("wait_ready")]:
             assert dict(result.result(PATIENCE_S).data[0]) == {"store": "store of 0", "late": "yes"}
