@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from qualify.expected import Run, of_shard
+from qualify.expected import Run, in_shard
 
 CASES = "AFD_GATE_CASES"
 SHARD = "AFD_GATE_SHARD"
@@ -41,7 +41,7 @@ class Collector:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Keep the cases of this shard."""
-        mine = set(of_shard([item.nodeid for item in items], self._shard))
+        mine = {item.nodeid for item in items if in_shard(item.nodeid, self._shard)}
         other = [item for item in items if item.nodeid not in mine]
         if other:
             items[:] = [item for item in items if item.nodeid in mine]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which test cases a session must run: one tracked list per suite, and what is wrong with a run against it.
 
-A case that is missing, skipped, expected to fail or not listed is a fault. A list may shrink only for a reason:
-a case that an earlier release or record ran and the list no longer names must stand in `retired.txt` with a
-word on why.
+A line of a list is a test function and how many cases its parameters make. A case that is missing, skipped,
+expected to fail or not listed is a fault. A list may shrink only for a reason: a function that the last release
+ran more of must stand in `retired.txt` with a word on why.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +23,16 @@ from qualify.process import capture, clean_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 DIRECTORY = "qualify/cases"
-SUITES = {"unit": "tests/unit", "e2e": "tests/e2e", "gpu_e2e": "tests/gpu_e2e"}
+ALL = ("--full",)
+SUITES = {
+    "unit": ("tests/unit",),
+    "e2e": ("tests/e2e",),
+    "e2e_all": ("tests/e2e", *ALL),
+    "gpu_e2e": ("tests/gpu_e2e",),
+    "gpu_e2e_all": ("tests/gpu_e2e", *ALL),
+}
+"""What pytest is given for each suite; `_all` is the full scope that the qualifying chain runs."""
+
 RETIRED = "retired.txt"
 
 
@@ -47,38 +58,65 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+Cases = Mapping[str, int]
+"""Number of cases by test function (`FILE::NAME`)."""
+
+
+def by_function(cases: Iterable[str]) -> Cases:
+    """Node ids counted by their function."""
+    return Counter(case.partition("[")[0] for case in cases)
+
+
 def shard_of(case: str, shards: int) -> int:
     """Which of `shards` a case belongs to (from 1): by its file, so that module fixtures stay together."""
     name = case.partition("::")[0]
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % shards + 1
 
 
-def of_shard(cases: Iterable[str], shard: str) -> tuple[str, ...]:
-    """The cases of one shard, `2/3`; all of them for an empty name."""
-    if not shard:
-        return tuple(cases)
+def in_shard(case: str, shard: str) -> bool:
+    """Whether a case belongs to a shard, `2/3`; an empty name is the whole suite."""
     number, _, shards = shard.partition("/")
-    return tuple(case for case in cases if shard_of(case, int(shards)) == int(number))
+    return not shard or shard_of(case, int(shards)) == int(number)
 
 
-def digest(cases: Iterable[str]) -> str:
-    """One SHA-256 of a list of cases, whatever its order."""
-    return hashlib.sha256("\n".join(sorted(cases)).encode()).hexdigest()
+def of_shard(cases: Cases, shard: str) -> Cases:
+    """The part of a list that a shard must run."""
+    return {name: count for name, count in cases.items() if in_shard(name, shard)}
 
 
-def listed(suite: str, root: Path = ROOT) -> tuple[str, ...]:
+def render(cases: Cases) -> str:
+    """A list as it is tracked: one function and its number of cases a line, sorted."""
+    return "".join(f"{name} {count}\n" for name, count in sorted(cases.items()))
+
+
+def parse(text: str) -> Cases:
+    """What `render` wrote."""
+    pairs = (line.rpartition(" ") for line in text.splitlines())
+    return {name: int(count) for name, _, count in pairs}
+
+
+def digest(cases: Cases) -> str:
+    """One SHA-256 of a list."""
+    return hashlib.sha256(render(cases).encode()).hexdigest()
+
+
+def listed(suite: str, root: Path = ROOT) -> Cases:
     """The cases that a suite must run; empty when the suite has no list."""
     path = root / DIRECTORY / f"{suite}.txt"
-    return tuple(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ()
+    return parse(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def complaints(run: Run, expected: Sequence[str]) -> tuple[str, ...]:
+def complaints(run: Run, expected: Cases) -> tuple[str, ...]:
     """One sentence for each way in which a run is not all of `expected`, passed."""
-    seen, want = set(run.collected), set(expected)
+    seen = by_function(run.collected)
     said = [f"{name} could not be collected" for name in run.broken]
-    said += [f"{case} is expected and was not collected" for case in sorted(want - seen)]
-    said += [f"{case} is not in the list (`python -m qualify.expected`)" for case in sorted(seen - want)]
-    for case in sorted(seen):
+    for name in sorted(set(seen) | set(expected)):
+        have, want = seen.get(name, 0), expected.get(name, 0)
+        if have < want:
+            said.append(f"{name}: {want} cases are expected, {have} were collected")
+        elif have > want:
+            said.append(f"{name}: {have} cases, the list has {want} (`python -m qualify.expected` renews it)")
+    for case in sorted(run.collected):
         outcome = run.outcomes.get(case, "not run")
         if outcome != "passed":
             said.append(f"{case}: {outcome}")
@@ -87,21 +125,22 @@ def complaints(run: Run, expected: Sequence[str]) -> tuple[str, ...]:
     return tuple(said)
 
 
-def shrunken(now: Iterable[str], before: Iterable[str], retired: str) -> tuple[str, ...]:
-    """Each case of `before` that `now` no longer names and that `retired` (lines `CASE: reason`) does not excuse."""
+def shrunken(now: Cases, before: Cases, retired: str) -> tuple[str, ...]:
+    """Each function with fewer cases than `before` had that `retired` (`NAME: reason`) does not excuse."""
     excused = set()
     for line in retired.splitlines():
-        case, _, reason = line.rpartition(": ")
-        if case and len(reason.strip()) >= 10:
-            excused.add(case)
+        name, _, reason = line.partition(": ")
+        if len(reason.strip()) >= 10:
+            excused.add(name)
     return tuple(
-        f"{case} is gone from the list; say why in {DIRECTORY}/{RETIRED}"
-        for case in sorted(set(before) - set(now) - excused)
+        f"{name} had {count} cases and has {now.get(name, 0)}; say why in {DIRECTORY}/{RETIRED}"
+        for name, count in sorted(before.items())
+        if now.get(name, 0) < count and name not in excused
     )
 
 
-def released(suite: str, root: Path = ROOT) -> tuple[str, tuple[str, ...]]:
-    """The list as the newest release tag before this commit has it, and the tag; without one, as first committed."""
+def released(suite: str, root: Path = ROOT) -> Cases:
+    """The list as the newest release tag before this commit has it; without a release, as first committed."""
     name = f"{DIRECTORY}/{suite}.txt"
     tag = capture(["git", "describe", "--tags", "--abbrev=0", "--match", "v*"], cwd=root, check=False)
     base = tag.stdout.strip() if tag.returncode == 0 else ""
@@ -109,9 +148,9 @@ def released(suite: str, root: Path = ROOT) -> tuple[str, tuple[str, ...]]:
         added = capture(["git", "log", "--diff-filter=A", "--format=%H", "--", name], cwd=root).stdout.split()
         base = added[-1] if added else ""
     if not base:
-        return "", ()
+        return {}
     shown = capture(["git", "show", f"{base}:{name}"], cwd=root, check=False)
-    return base, tuple(shown.stdout.splitlines()) if shown.returncode == 0 else ()
+    return parse(shown.stdout) if shown.returncode == 0 else {}
 
 
 def check_list(suite: str, root: Path = ROOT) -> tuple[str, ...]:
@@ -121,14 +160,17 @@ def check_list(suite: str, root: Path = ROOT) -> tuple[str, ...]:
         return (f"{DIRECTORY}/{suite}.txt names no case: `python -m qualify.expected` writes it",)
     path = root / DIRECTORY / RETIRED
     retired = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return shrunken(cases, released(suite, root)[1], retired)
+    return shrunken(cases, released(suite, root), retired)
 
 
-def collect(suite: str, root: Path = ROOT) -> tuple[str, ...]:
+def collect(suite: str, root: Path = ROOT) -> Cases:
     """The cases that pytest collects now, in its own words. Starts pytest, runs no case."""
     words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--no-header", "-p", "no:cacheprovider"]
-    done = capture([*words, SUITES[suite]], cwd=root, env=clean_environment(), timeout_s=300)
-    return tuple(sorted(line for line in done.stdout.splitlines() if "::" in line))
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / "cases.json"
+        options = {"PYTEST_ADDOPTS": "-p qualify.collected", "AFD_GATE_CASES": str(target)}
+        capture([*words, *SUITES[suite]], cwd=root, env=clean_environment() | options, timeout_s=600)
+        return by_function(msgspec.json.decode(target.read_bytes(), type=Run).collected)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,11 +179,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("suites", nargs="*", default=["unit", "e2e"], metavar="SUITE", help=", ".join(SUITES))
     (ROOT / DIRECTORY).mkdir(exist_ok=True)
     for suite in parser.parse_args(arguments).suites:
-        before, now = set(listed(suite)), collect(suite)
-        (ROOT / DIRECTORY / f"{suite}.txt").write_text("".join(f"{case}\n" for case in now), encoding="utf-8")
-        print(f"{suite}: {len(now)} cases")
-        print(*(f"  new: {case}" for case in sorted(set(now) - before)), sep="\n")
-        print(*(f"  gone: {case}" for case in sorted(before - set(now))), sep="\n")
+        before, now = listed(suite), collect(suite)
+        (ROOT / DIRECTORY / f"{suite}.txt").write_text(render(now), encoding="utf-8")
+        print(f"{suite}: {sum(now.values())} cases of {len(now)} functions")
+        for name in sorted(set(before) | set(now)):
+            if before.get(name, 0) != now.get(name, 0):
+                print(f"  {name}: {before.get(name, 0)} -> {now.get(name, 0)}")
     return 0
 
 

@@ -157,7 +157,7 @@ class Gate:
         started: str = "",
         cause: str | None = None,
     ) -> None:
-        wanted = expected.of_shard(expected.listed(part.suite, self.root), part.shard) if part.suite else ()
+        wanted = expected.of_shard(expected.listed(part.suite, self.root), part.shard) if part.suite else {}
         entry = Entry(
             cell=self.binding.cell,
             lock=self.binding.lock,

@@ -15,6 +15,7 @@ from pathlib import Path
 from qualify import expected, ledger
 from qualify.cells import ROOT, Cell
 from qualify.chain import Part, Profile, parts
+from qualify.expected import Cases
 from qualify.identity import Binding
 from qualify.ledger import Entry, LedgerError, Record
 from qualify.phases import Status
@@ -98,7 +99,7 @@ def of(records: Sequence[Record], binding: Binding, profile: Profile) -> tuple[E
     )
 
 
-def judged(entry: Entry, part: Part, cases: Sequence[str]) -> tuple[str, ...]:
+def judged(entry: Entry, part: Part, cases: Cases) -> tuple[str, ...]:
     """Why a PASS does not count: a shorter list of cases, a case that did not pass, something left behind."""
     said = []
     if not entry.teardown.clean:
@@ -117,7 +118,7 @@ def judged(entry: Entry, part: Part, cases: Sequence[str]) -> tuple[str, ...]:
 
 
 def lacking(
-    entries: Sequence[Entry], chain: Sequence[Part], cases: Mapping[str, Sequence[str]], *, qualifying: bool
+    entries: Sequence[Entry], chain: Sequence[Part], cases: Mapping[str, Cases], *, qualifying: bool
 ) -> tuple[str, ...]:
     """What a chain lacks to be complete: each part without a PASS that counts, each failure that stands."""
     said: list[str] = []
@@ -139,7 +140,7 @@ def lacking(
         if order[part.key] < before:
             said.append(f"{part.title}: ran before a session that precedes it")
         before = max(before, order[part.key])
-        said += judged(entry_of_part, part, cases.get(part.suite, ()))
+        said += judged(entry_of_part, part, cases.get(part.suite, {}))
     if stray := sorted(set(last) - {part.key for part in chain}):
         said.append(f"records of sessions that the chain does not have: {stray}")
     return tuple(said)
