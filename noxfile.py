@@ -109,8 +109,14 @@ def audit(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def e2e(session: nox.Session) -> None:
-    """Real vLLM engines on the CPU: parity with native serving, faults, refusals. Arguments go to pytest."""
-    Cell(session).python("-m", "pytest", *(session.posargs or ["tests/e2e", "--durations=20"]))
+    """Real vLLM engines on the CPU: parity with native serving, faults, refusals. Arguments go to pytest.
+
+    `-- all` runs the whole chaos and topology matrices, too; `-- all --shard 1/3` a third of everything.
+    """
+    options = session.posargs or ["tests/e2e", "--durations=20"]
+    if options[0] == "all":
+        options = ["tests/e2e", "--durations=20", "--full", *options[1:]]
+    Cell(session).python("-m", "pytest", *options)
 
 
 @nox.session(default=False)

@@ -19,3 +19,17 @@ def python() -> Iterator[Path]:
     """An executable that starts Python processes with vLLM already imported."""
     with Zygote(environment()) as zygote:
         yield zygote.python
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--full` adds the long matrices; `--shard K/N` keeps every N-th of what is selected, beginning with the K-th."""
+    parser.addoption("--full", action="store_true", help="run what is marked full, too")
+    parser.addoption("--shard", default="1/1", help="K/N: part K of N equal parts")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part, parts = map(int, config.getoption("--shard").split("/"))
+    wanted = [item for item in items if config.getoption("--full") or item.get_closest_marker("full") is None]
+    kept = wanted[part - 1 :: parts]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
