@@ -75,6 +75,7 @@ class Child:
         drain_lines(stream, lambda line: sink.line(self.spec.name, line))
 
     def _wait(self) -> None:
+        # lint: allow waiting: this thread lives as long as the child, whose end the supervisor bounds
         returncode = self._process.wait()
         self.returncode = returncode
         self._on_exit(self, returncode)

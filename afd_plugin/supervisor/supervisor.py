@@ -138,6 +138,10 @@ class Supervisor:
         shared = {REPORT_VARIABLE: str(report_path), "TMPDIR": str(report_path.parent)}
         for spec in self._specs:
             env = {**spec.env, **shared, SOURCE_VARIABLE: spec.name}
+            for variable, name in spec.scratch.items():
+                folder = report_path.parent / f"{spec.name}-{name}"
+                folder.mkdir()
+                env[variable] = str(folder)
             child = Child(replace(spec, env=env), self._sink, lambda one, code: self._events.put((one, code)))
             guardian.watch(child.session)
             self._children.append(child)

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -260,3 +261,35 @@ def _alive(pid: int) -> bool:
 def test_children_need_unique_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unique names"):
         Run(tmp_path, child("a", SERVE), child("a", SERVE))
+
+
+def test_a_launcher_that_stays_stopped_is_ended_with_all_its_processes(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    program = LAUNCHER.replace("TimeLimits(terminate=1.0)", "TimeLimits(failure=2.0)")
+    launcher = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=env)
+    assert launcher.stdout is not None
+    pids = []
+    for line in launcher.stdout:
+        if b"started a as process" in line or b"[ready]" in line:
+            pids.append(int(line.split()[-1]))
+        if b"[ready]" in line:
+            break
+    launcher.send_signal(signal.SIGSTOP)
+    assert launcher.wait(15) == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in pids) or list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline, f"left: {pids}, {list(tmp_path.iterdir())}"
+        time.sleep(0.1)
+    launcher.communicate(timeout=10)
+
+
+def test_each_child_has_scratch_folders_that_are_gone_afterwards(tmp_path: Path) -> None:
+    body = (
+        "print('folder', os.environ['X'], os.listdir(os.environ['X']), flush=True)\nreport.phase('serving')"
+    )
+    run = Run(tmp_path, replace(child("a", body), scratch={"X": "metrics"}))
+    (line,) = [line for line in run.log.splitlines() if "folder" in line]
+    folder = line.split()[2]
+    assert line.endswith("[]")
+    assert folder.endswith("a-metrics")
+    assert not Path(folder).exists()
