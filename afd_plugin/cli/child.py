@@ -30,6 +30,7 @@ class EngineError(AFDError):
     """vLLM's engine or one of its workers died; the log above the error has the reason."""
 
     name = "engine-failed"
+    mend = "Look at the log above: vLLM says there why its engine or a worker died."
 
 
 def run_child(serve: Callable[[Namespace, AFDConfig], None], argv: Sequence[str]) -> int:

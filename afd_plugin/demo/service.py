@@ -31,6 +31,7 @@ class ServiceError(AFDError):
     """A server of the demo did not start, ended too early or did not stop; the end of its log is quoted."""
 
     name = "demo-service-failed"
+    mend = "The end of the server's log is quoted; the whole log lies where the sentence says."
 
 
 def native_command(model: Path, name: str, port: int, engine: EngineArguments) -> list[str]:
