@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -196,8 +197,12 @@ def linear(start: Sequence[Symbol], bases: Callable[[Symbol], Iterable[Symbol]])
     return order
 
 
+@functools.lru_cache(maxsize=8192)
 def members(node: ast.ClassDef) -> dict[str, list[ast.stmt]]:
-    """What a class defines: methods, class attributes, and `self.x` assignments of its methods."""
+    """What a class defines: methods, class attributes, and `self.x` assignments of its methods.
+
+    Kept per node, since one class is asked for many members: do not change the result.
+    """
     found: dict[str, list[ast.stmt]] = {}
     for statement in flat(node.body):
         for name in bound(statement):

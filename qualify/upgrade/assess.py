@@ -42,7 +42,11 @@ class Comparison:
     def names_gone(self) -> frozenset[str]:
         """Members (configuration fields apart) defined in the old tree of which no class has one any more."""
         members_ = {s: c for s, c in self.diff.changes.items() if "." in s.qualname}
-        gone = {s.name for s, c in members_.items() if c.kind is Kind.REMOVED and not belongs(s.module, "vllm.config")}
+        gone = {
+            s.name
+            for s, c in members_.items()
+            if c.kind is Kind.REMOVED and not belongs(s.module, "vllm.config")
+        }
         return frozenset(gone - {s.name for s, c in self.diff.changes.items() if c.kind is Kind.ADDED})
 
 
@@ -144,7 +148,9 @@ def _members(
     return (methods, tuple(n for n in gone if n not in methods)), changed
 
 
-def _constructed(delta: facts.Delta, use: Dependency, before: ast.ClassDef, after: ast.ClassDef) -> facts.Delta:
+def _constructed(
+    delta: facts.Delta, use: Dependency, before: ast.ClassDef, after: ast.ClassDef
+) -> facts.Delta:
     """The header of a class as its callers see it: that of its constructor, or a dataclass's fields."""
     sides = [_constructor(node) for node in (before, after)]
     if use.use is Use.STUB or not all(sides):
@@ -162,7 +168,8 @@ def _constructor(node: ast.ClassDef) -> Sequence[ast.AST]:
         return []
     fields = [s for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)]
     text = ", ".join(
-        f"{ast.unparse(f.target)}: {ast.unparse(f.annotation)}" + (f" = {ast.unparse(f.value)}" if f.value else "")
+        f"{ast.unparse(f.target)}: {ast.unparse(f.annotation)}"
+        + (f" = {ast.unparse(f.value)}" if f.value else "")
         for f in sorted(fields, key=lambda f: f.value is not None)
         if "ClassVar" not in ast.unparse(f.annotation)
     )
@@ -188,7 +195,8 @@ def _methods(node: ast.ClassDef | None) -> Iterator[Function]:
 
 def _reads(method: Function, name: str) -> bool:
     return any(
-        isinstance(n, ast.Attribute) and n.attr == name and isinstance(n.ctx, ast.Load) for n in ast.walk(method)
+        isinstance(n, ast.Attribute) and n.attr == name and isinstance(n.ctx, ast.Load)
+        for n in ast.walk(method)
     )
 
 
@@ -225,10 +233,13 @@ def _branches_gone(use: Dependency, old: Symbol, trees: Comparison) -> tuple[str
 
 
 def _asked_somewhere(name: str, trees: Comparison) -> bool:
+    """Whether native code of a file that changed branched on the attribute."""
     for path, place in trees.old.files.items():
-        if path in trees.new.files and f".{name}" in (text := place.read_text(encoding="utf-8")):
-            if name in set(tested(ast.parse(text))):
-                return True
+        text = place.read_text(encoding="utf-8")
+        if f".{name}" not in text or path not in trees.new.files:
+            continue
+        if text != trees.new.files[path].read_text(encoding="utf-8") and name in set(tested(ast.parse(text))):
+            return True
     return False
 
 

@@ -2,7 +2,7 @@
 """Who calls a symbol, with which arguments, and how that differs between two trees.
 
 Calls are matched by name, so a site counts only in a file that also names the symbol's class or module. A string
-equal to a method's name counts too: vLLM's executors call worker methods that way.
+handed to `collective_rpc` counts too: vLLM's executors call worker methods that way.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, str, int, tuple[str, ...]]]:
             stars = any(isinstance(a, ast.Starred) for a in node.args)
             keywords = tuple(sorted(k.arg or "**" for k in node.keywords))
             yield scope, called, -1 if stars else len(node.args), keywords
-            for argument in node.args[:1]:
+            for argument in node.args[:1] if called.endswith("rpc") else ():
                 if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                     yield scope, argument.value, 0, (RPC,)
         waiting.extend((child, scope) for child in ast.iter_child_nodes(node))

@@ -75,6 +75,7 @@ class Dependency:
         held_as: for a stub, the attribute under which native code holds it.
         holder: for a stub, the class that holds it.
         tests: test node ids that would notice.
+        used_by: modules of ours that use it, where the registry names them.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Dependency:
     held_as: str = ""
     holder: str = ""
     tests: tuple[str, ...] = ()
+    used_by: tuple[str, ...] = ()
 
 
 _REQUIRED = {"id", "symbols", "use", "purpose", "disposition", "now"}
@@ -128,12 +130,18 @@ def seams(registry: Registry) -> tuple[Dependency, ...]:
         if isinstance(entry, Seam):
             use, tests = OF_SEAM[entry.kind], (*entry.afd_tests, *entry.native_tests)
             symbol = Symbol.parse(entry.symbol)
-            found.append(Dependency(entry.id, symbol, use, entry.invariant, now=entry.plan, tests=tests))
+            found.append(
+                Dependency(
+                    entry.id, symbol, use, entry.invariant, now=entry.plan, tests=tests, used_by=entry.used_by
+                )
+            )
             continue
         owner = Symbol.parse(entry.owner)
         use = Use.READ if owner.qualname else Use.CALL
         found += [
-            Dependency(entry.id, owner.member(name), use, entry.invariant, now=entry.plan, tests=entry.afd_tests)
+            Dependency(
+                entry.id, owner.member(name), use, entry.invariant, now=entry.plan, tests=entry.afd_tests
+            )
             for name in sorted(entry.names)
         ]
     return tuple(found)

@@ -100,7 +100,9 @@ def _functions(before: Function, after: Function, *, body: bool) -> Delta:
     old, new = {p.name: p for p in parameters(before)}, {p.name: p for p in parameters(after)}
     added = [p for p in new.values() if p.name not in old]
     last_kept = max((i for i, p in enumerate(new.values()) if p.name in old and p.positional), default=-1)
-    inserted = [p.name for i, p in enumerate(new.values()) if p.name not in old and p.positional and i < last_kept]
+    inserted = [
+        p.name for i, p in enumerate(new.values()) if p.name not in old and p.positional and i < last_kept
+    ]
     kept = [name for name in old if name in new]
     positional = [[n for n, p in side.items() if n in kept and p.positional] for side in (old, new)]
     returns = [ast.unparse(n.returns) if n.returns else "" for n in (before, after)]

@@ -31,6 +31,7 @@ _INTERCEPT = frozenset({Use.COPY, Use.WRAP, Use.OVERRIDE, Use.RECOPY, Use.SUBCLA
 _CONTRACT_ONLY = frozenset({Use.CALL, Use.SWAP, Use.STUB})
 
 RULES = {
+    "A0": "it is defined in neither tree: what it became is UNKNOWN",
     "A1": "a symbol that we intercept is gone and nothing took its place",
     "A2": "a copied constructor's original sets new state that its class reads elsewhere: "
     "the copy builds objects that upstream's own methods cannot use",
@@ -53,6 +54,7 @@ RULES = {
     "M4": "the body changed below an equal contract that we only call",
     "M5": "the native body does more than before and nothing less",
     "M6": "a class only gained members, or changed in members that we do not use",
+    "M7": "it is new in the target: nothing of the current release is carried over",
 }
 
 
@@ -100,7 +102,10 @@ class Verdict:
 def judge(use: Dependency, seen: Evidence) -> Verdict:
     """Apply all rules to one use."""
     fired: dict[str, str] = {}
-    if seen.new is None:
+    if seen.old is None:
+        rule = "M7" if seen.new else "A0"
+        fired[rule] = str(seen.new or use.symbol)
+    elif seen.new is None:
         _gone(use, seen, fired)
     else:
         _header(use, seen, fired)
@@ -167,7 +172,9 @@ def _body(use: Dependency, seen: Evidence, fired: dict[str, str]) -> None:
     if delta.cosmetic and use.use not in _COPIES:
         fired.setdefault("M3", "the body differs in annotations, log lines or messages")
     elif use.use in _COPIES:
-        fired["B4"] = f"the body of `{name}` changed: {_some((*delta.calls, *delta.state)) or 'other statements'}"
+        fired["B4"] = (
+            f"the body of `{name}` changed: {_some((*delta.calls, *delta.state)) or 'other statements'}"
+        )
         if seen.read_elsewhere:
             fired["A2"] = ", ".join(seen.read_elsewhere)
     elif use.use in (Use.OVERRIDE, Use.WRAP) and lost:
