@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -44,11 +45,14 @@ class RoleBuild(ABC):
     def construction(self) -> Iterator[ExitStack]:
         """Install the hooks; the yielded stack may be closed early, once the model is built."""
         with ExitStack() as stack:
-            stack.enter_context(register_module_module_registration_hook(self._on_registration))
+            hook: Callable[..., Any] = (
+                self._on_registration
+            )  # torch uses what a hook returns; its stub says None
+            stack.enter_context(register_module_module_registration_hook(hook))
             self._enter(stack)
             yield stack
 
-    def _enter(self, stack: ExitStack) -> None:
+    def _enter(self, stack: ExitStack) -> None:  # noqa: B027 - a role may have none
         """Enter further scopes of the role."""
 
     @abstractmethod
@@ -70,7 +74,11 @@ class AttentionBuild(RoleBuild):
     def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> Replacement:
         if isinstance(child, RemoteMoERunner):
             self._drop_moved(parent, child)
-        elif self.config.dense is DensePlacement.FFN and isinstance(parent, nn.ModuleList) and child is not None:
+        elif (
+            self.config.dense is DensePlacement.FFN
+            and isinstance(parent, nn.ModuleList)
+            and child is not None
+        ):
             for dense in dense_children(child):
                 setattr(child, dense, RemoteDense.replacing(child.get_submodule(dense)))
         return None
@@ -113,7 +121,12 @@ class FFNBuild(RoleBuild):
 
     def _prune(self, root: nn.Module) -> None:
         """Replace every module below ``root`` that is neither part of a runner nor a dense MLP of the FFN."""
-        kept = {id(part) for runner in root.modules() if isinstance(runner, MoERunner) for part in runner.modules()}
+        kept = {
+            id(part)
+            for runner in root.modules()
+            if isinstance(runner, MoERunner)
+            for part in runner.modules()
+        }
         if self.config.dense is DensePlacement.FFN:
             kept |= {id(part) for dense in dense_modules(root) for part in dense.modules()}
         self._prune_below(root, kept)
@@ -122,9 +135,11 @@ class FFNBuild(RoleBuild):
         for name, child in list(module.named_children()):
             if is_missing(child) or id(child) in kept:
                 continue
-            if any(id(part) in kept for part in child.modules()) or _contains(child, nn.ModuleList):
-                self._prune_below(child, kept)
-            elif isinstance(module, nn.ModuleList):
+            if (
+                any(id(part) in kept for part in child.modules())
+                or _contains(child, nn.ModuleList)
+                or isinstance(module, nn.ModuleList)
+            ):
                 self._prune_below(child, kept)
             elif next(child.parameters(), None) is not None or next(child.buffers(), None) is not None:
                 setattr(module, name, drop(Role.ATTENTION, child))

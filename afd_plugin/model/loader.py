@@ -33,11 +33,19 @@ from afd_plugin.model.scan import HeldBytes, held_bytes
 CHECKPOINT_FORMAT = "afd"
 DUMMY_FORMAT = "afd_dummy"
 
-_NATIVE_FORMATS = {"auto": CHECKPOINT_FORMAT, "hf": CHECKPOINT_FORMAT, "safetensors": CHECKPOINT_FORMAT, "dummy": DUMMY_FORMAT}
+_NATIVE_FORMATS = {
+    "auto": CHECKPOINT_FORMAT,
+    "hf": CHECKPOINT_FORMAT,
+    "safetensors": CHECKPOINT_FORMAT,
+    "dummy": DUMMY_FORMAT,
+}
 
 
 def role_load_format(native: str) -> str:
-    """The role loader that serves vLLM's ``load_format``; raises ``UnsupportedFeature`` for one that AFD cannot filter."""
+    """The role loader that serves vLLM's ``load_format``.
+
+    Raises ``UnsupportedFeature`` for one that AFD cannot filter.
+    """
     if native not in _NATIVE_FORMATS:
         raise UnsupportedFeature(
             f"--load-format {native} cannot be read per role; use one of {', '.join(sorted(_NATIVE_FORMATS))} "
@@ -110,7 +118,8 @@ class AFDModelLoader(DefaultModelLoader):
 
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         with self.loading.constructing():
-            return super().load_model(vllm_config, model_config, prefix)
+            model: nn.Module = super().load_model(vllm_config, model_config, prefix)
+            return model
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         self.loading.built(model)
@@ -153,7 +162,8 @@ class AFDDummyLoader(DummyModelLoader):
 
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         with self.loading.constructing():
-            return super().load_model(vllm_config, model_config, prefix)
+            model: nn.Module = super().load_model(vllm_config, model_config, prefix)
+            return model
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         self.loading.built(model)

@@ -29,7 +29,7 @@ class RoleStage(StageMissingLayer):
 
     def __init__(self, owner: Role, module: nn.Module) -> None:
         super().__init__(owner.value, module)
-        self.quant_method = None
+        self.quant_method: object = None
 
 
 class RemoteDense(RoleStage):
@@ -51,7 +51,7 @@ class RemoteDense(RoleStage):
     def replacing(cls, module: nn.Module) -> RemoteDense:
         """A remote stand-in for ``module``, whose memory is released."""
         module.to("meta")
-        derived = type(f"Remote{type(module).__name__}", (cls, type(module)), {})
+        derived: type[RemoteDense] = type(f"Remote{type(module).__name__}", (cls, type(module)), {})
         return derived(Role.FFN, module)
 
     def bind(self, remote: RemoteCall) -> None:

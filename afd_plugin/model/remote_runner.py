@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The MoE layer of an attention process: native router-side life cycle, experts elsewhere.
 
-vLLM builds every MoE layer through ``FusedMoEFactory``, which instantiates ``RoutedExperts`` and ``MoERunner``. Both are
-``PluggableLayer``s, so subclasses registered out of tree take their place. The native constructors run unmodified.
+vLLM builds every MoE layer through ``FusedMoEFactory``, which instantiates ``RoutedExperts`` and ``MoERunner``. Both
+are ``PluggableLayer``s, so subclasses registered out of tree take their place. The native constructors run unmodified.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig, FusedMoEQuantConfig
+from vllm.model_executor.layers.fused_moe.config import (
+    FusedMoEConfig,
+    FusedMoEParallelConfig,
+    FusedMoEQuantConfig,
+)
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
@@ -25,7 +29,7 @@ from afd_plugin.model.placeholders import RemoteCall, RoleStage
 class RemoteMoEMethod(FusedMoEMethodBase):
     """The quantisation method of experts that live elsewhere: no weights, no kernel, no padding."""
 
-    def create_weights(
+    def create_weights(  # type: ignore[override]  # as vLLM's own FusedMoEMethodBase has it
         self,
         layer: RoutedExperts,
         num_experts: int,
@@ -85,6 +89,9 @@ class RemoteMoERunner(MoERunner):
     moved: tuple[nn.Module, ...]
     """Modules that the FFN owns; kept out of the module tree."""
 
+    native_experts: RoutedExperts
+    """What the factory built as experts; the scan checks that it holds nothing."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         moved = [
@@ -103,7 +110,8 @@ class RemoteMoERunner(MoERunner):
             self.gate = None
         # A plain dictionary entry: a registered child would be loaded and counted.
         self.__dict__["moved"] = tuple(moved)
-        self.routed_experts = RemoteExpertsStage(self.routed_experts)
+        self.__dict__["native_experts"] = self.routed_experts
+        self.routed_experts = RemoteExpertsStage(self.routed_experts)  # type: ignore[assignment]
         self.shared_expert_gate = None
         self._shared_experts = None
         # The native choice between the one-output and the two-output op depends on the shared experts just removed.

@@ -17,7 +17,7 @@ from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, Role
 from afd_plugin.errors import ModelRefused
 from afd_plugin.model.build import dense_modules
 from afd_plugin.model.placeholders import RemoteDense
-from afd_plugin.model.remote_runner import RemoteMoERunner
+from afd_plugin.model.remote_runner import RemoteMoERunner, RemoteRoutedExperts
 from afd_plugin.plan import RemoteUnit, UnitKind
 
 
@@ -44,7 +44,8 @@ def find_units(model: nn.Module, config: AFDConfig, num_experts: int) -> tuple[B
             found.append(BoundUnit(RemoteUnit(len(found), name, UnitKind.DENSE), module))
     if not any(bound.unit.kind is UnitKind.EXPERTS for bound in found):
         raise ModelRefused(
-            f"{type(model).__name__} has no MoE layer that vLLM builds through FusedMoEFactory; AFD serves MoE models only."
+            f"{type(model).__name__} has no MoE layer that vLLM builds through FusedMoEFactory; AFD serves "
+            "MoE models only."
         )
     if config.role is Role.ATTENTION:
         _refuse_stray_experts(model, num_experts)
@@ -55,14 +56,21 @@ def _experts_unit(index: int, name: str, module: MoERunnerInterface, config: AFD
     if config.role is Role.ATTENTION:
         if type(module) is not RemoteMoERunner:
             raise _escaped(name, module)
+        experts = module.native_experts
+        if type(experts) is not RemoteRoutedExperts:
+            raise _escaped(f"{name}.routed_experts", experts)
         width = module.router_logits_width
     else:
         if type(module) is not MoERunner:
             raise _escaped(name, module)
+        if type(module.routed_experts) is not RoutedExperts:
+            raise _escaped(f"{name}.routed_experts", module.routed_experts)
         at_attention = module.gate is None or config.gate is GatePlacement.ATTENTION
         width = module.moe_config.num_logical_experts if at_attention else 0
     if module.routed_input_transform is not None or module.routed_output_transform is not None:
-        raise ModelRefused(f"{name} transforms its hidden states (a latent MoE); AFD has not qualified that family.")
+        raise ModelRefused(
+            f"{name} transforms its hidden states (a latent MoE); AFD has not qualified that family."
+        )
     router = module.router
     if isinstance(router, FusedTopKBiasRouter) and router._hash_indices_table is not None:
         raise ModelRefused(f"{name} routes by token id (hash layers); AFD has not qualified that family.")
@@ -72,7 +80,7 @@ def _experts_unit(index: int, name: str, module: MoERunnerInterface, config: AFD
 def _escaped(name: str, module: nn.Module) -> ModelRefused:
     return ModelRefused(
         f"the MoE layer {name} is a {type(module).__module__}.{type(module).__qualname__}, which vLLM does not build "
-        "as a plain MoERunner; it escapes the AFD seam and the model is refused."
+        "as a plain MoERunner with RoutedExperts; it escapes the AFD seam and the model is refused."
     )
 
 
@@ -126,5 +134,5 @@ def held_bytes(model: nn.Module) -> HeldBytes:
             if module.gate is not None:
                 gate += [p for p in module.gate.parameters() if not any(p is r for r in routed)]
     total = tensor_bytes(model.parameters())
-    parts = [tensor_bytes(routed), tensor_bytes(shared), tensor_bytes(gate)]
-    return HeldBytes(total, *parts, other=total - sum(parts))
+    parts = (tensor_bytes(routed), tensor_bytes(shared), tensor_bytes(gate))
+    return HeldBytes(total, *parts, total - sum(parts))

@@ -58,10 +58,13 @@ def test_under_load_answers_are_native_where_the_batches_are_and_within_natives_
             listen=f"127.0.0.1:{port.port}", peer=f"127.0.0.1:{port.port}", token="t"
         ).to_env()
         additional = {"afd": AFDConfig(Role.ATTENTION).to_additional_config()}
-        attention = vllm_serve(
-            python,
-            ["--worker-cls", STEP_RECORDERS[Role.ATTENTION], "--additional-config", json.dumps(additional)],
-        )
+        options = [
+            "--worker-cls",
+            STEP_RECORDERS[Role.ATTENTION],
+            "--additional-config",
+            json.dumps(additional),
+        ]
+        attention = vllm_serve(python, [*options, "--shutdown-timeout", "30"])
         ffn = Service(ffn_only(python), model, "m", ENGINE, tmp_path / "ffn", environment(link))
         with (
             ffn,
