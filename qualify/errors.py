@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import afd_plugin.cli.child
+import afd_plugin.control.messages
 import afd_plugin.demo.service
-import afd_plugin.v1.refusals  # noqa: F401  (these three define errors beside afd_plugin.errors)
+import afd_plugin.v1.refusals  # noqa: F401  (these define errors beside afd_plugin.errors)
 from afd_plugin.errors import AFDError
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
@@ -84,7 +85,7 @@ def _classes() -> Iterator[type[AFDError]]:
     open_classes: list[type[AFDError]] = [AFDError]
     while open_classes:
         kind = open_classes.pop(0)
-        if kind is not AFDError:
+        if kind is not AFDError and kind.__module__.startswith("afd_plugin."):
             yield kind
         open_classes.extend(sorted(kind.__subclasses__(), key=lambda one: one.name))
 
