@@ -12,8 +12,8 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kUnroll = 4;
 constexpr int kBytesPerBlock = kThreads * kUnroll * 16;
-// Enough to fill a link or the memory of one GPU, and few enough to leave room to the other role's kernels.
-constexpr int kMaxBlocks = 64;
+// About one block per multiprocessor: enough to fill a link or the memory of one GPU.
+constexpr int kMaxBlocks = 128;
 constexpr unsigned int kPollsPerAbortCheck = 1024;
 
 __device__ __forceinline__ uint64_t load_acquire(const uint64_t* word) {
@@ -22,8 +22,23 @@ __device__ __forceinline__ uint64_t load_acquire(const uint64_t* word) {
   return value;
 }
 
+// A peer on the same GPU sees what this GPU's memory holds; only one elsewhere needs the wider, slower scope.
+template <bool kSameGpu>
 __device__ __forceinline__ void store_release(uint64_t* word, uint64_t value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  if constexpr (kSameGpu) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  } else {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  }
+}
+
+template <bool kSameGpu>
+__device__ __forceinline__ void fence() {
+  if constexpr (kSameGpu) {
+    __threadfence();
+  } else {
+    __threadfence_system();
+  }
 }
 
 __device__ __forceinline__ bool aligned(const Segment& segment) {
@@ -51,6 +66,7 @@ __device__ void copy(const Segment& segment) {
   }
 }
 
+template <bool kSameGpu>
 __global__ void __launch_bounds__(kThreads) push_kernel(const __grid_constant__ Push push) {
   const PushPeer& peer = push.peers[blockIdx.y];
   const unsigned int poisoned = threadIdx.x == 0 ? *push.poisoned : 0;
@@ -59,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) push_kernel(const __grid_constant__ 
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (gridDim.x > 1) {
-    __threadfence_system();
+    fence<kSameGpu>();
     if (atomicAdd(peer.cell + kTicket, 1u) != gridDim.x - 1) return;
     peer.cell[kTicket] = 0;
   }
@@ -67,8 +83,8 @@ __global__ void __launch_bounds__(kThreads) push_kernel(const __grid_constant__ 
   peer.cell[kSent] = sequence;
   if (push.counter != nullptr && blockIdx.y == 0) *push.counter += 1;
   if (poisoned) return;
-  __threadfence_system();
-  store_release(peer.arrived, static_cast<uint64_t>(peer.tag) << 32 | sequence);
+  fence<kSameGpu>();
+  store_release<kSameGpu>(peer.arrived, static_cast<uint64_t>(peer.tag) << 32 | sequence);
 }
 
 // One thread per source. Ends early, and poisons every later push, when the host asks for it.
@@ -142,7 +158,12 @@ cudaError_t push(const Push& push, int peers, cudaStream_t stream) {
     const int64_t own = largest(push.peers[peer].segments[0], push.peers[peer].segments[1]);
     bytes = own > bytes ? own : bytes;
   }
-  push_kernel<<<dim3(blocks_for(bytes), peers), kThreads, 0, stream>>>(push);
+  const dim3 blocks(blocks_for(bytes), peers);
+  if (push.same_gpu) {
+    push_kernel<true><<<blocks, kThreads, 0, stream>>>(push);
+  } else {
+    push_kernel<false><<<blocks, kThreads, 0, stream>>>(push);
+  }
   return cudaGetLastError();
 }
 

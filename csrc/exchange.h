@@ -38,6 +38,7 @@ struct Push {
   PushPeer peers[kMaxPeers];
   const unsigned int* poisoned;  // non-zero: a wait was aborted, nothing may be announced any more
   unsigned long long* counter;   // incremented once, or null
+  bool same_gpu;                 // every receiver is a process on this GPU
 };
 
 // One sender that a wait expects.

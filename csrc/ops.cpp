@@ -66,7 +66,8 @@ void count_of(size_t length, size_t fields, size_t limit, const char* operation)
 // peers: per receiver payload offset, payload bytes, target address, extra offset, extra bytes, extra target address,
 // address of the arrival word, cell, tag.
 void push(
-    const Tensor& state, const Tensor& payload, const std::optional<Tensor>& extra, Integers peers, int64_t counter) {
+    const Tensor& state, const Tensor& payload, const std::optional<Tensor>& extra, Integers peers, int64_t counter,
+    bool same_gpu) {
   count_of(peers.size(), kPushFields, afd::kMaxPeers, "push");
   STD_TORCH_CHECK(payload.is_contiguous(), "the payload of afd_plugin::push must be contiguous.");
   STD_TORCH_CHECK(!extra || extra->is_contiguous(), "the extra payload of afd_plugin::push must be contiguous.");
@@ -86,6 +87,7 @@ void push(
   }
   push.poisoned = static_cast<const unsigned int*>(state.const_data_ptr());
   push.counter = address<unsigned long long>(counter);
+  push.same_gpu = same_gpu;
   check(afd::push(push, count, stream_of(state)), "push");
 }
 
@@ -155,7 +157,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", "CUDA kernels of afd_plug
 }  // namespace
 
 STABLE_TORCH_LIBRARY(afd_plugin, library) {
-  library.def("push(Tensor(a!) state, Tensor payload, Tensor? extra, int[] peers, int counter) -> ()");
+  library.def("push(Tensor(a!) state, Tensor payload, Tensor? extra, int[] peers, int counter, bool same_gpu) -> ()");
   library.def("wait(Tensor(a!) state, int control, int[] sources, int counter) -> ()");
   library.def("gather(Tensor(a!) out, int[] segments) -> ()");
   library.def("combine(Tensor(a!) out, int[] sources) -> ()");

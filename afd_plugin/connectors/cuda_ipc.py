@@ -135,6 +135,7 @@ class CudaIpcAFDConnector(AFDConnector):
         self._gathered_logits: list[torch.Tensor | None] = [None] * shape.stages
         self._router_dtypes: tuple[torch.dtype | None, ...] = shape.router_dtypes
         self._mapped: list[MappedArena] = []
+        self._same_gpu = False
         self._meeting = Meeting(settings)
         self._aborted = False
 
@@ -156,6 +157,7 @@ class CudaIpcAFDConnector(AFDConnector):
         self._meeting.join(data, 1 + shape.lanes)
         names = [_lane(index) for index in range(shape.lanes)] if shape.lane is None else [_FFN]
         self._meeting.publish(_FFN if shape.lane is None else _lane(shape.lane), self._introduction())
+        devices: set[str] = set()
         for name in names:
             document = self._meeting.collect(name)
             if document["host"] != _host():
@@ -164,8 +166,10 @@ class CudaIpcAFDConnector(AFDConnector):
                     "choose P2pNcclAFDConnector."
                 )
             self._mapped.append(self._map(name, document))
+            devices.add(str(document["device"]))
             if shape.lane is None:
                 self._agree_on_routers(name, document["router_dtypes"])
+        self._same_gpu = devices == {device_uuid(shape.device)}
         # Nobody leaves before everybody has read: the FFN's end hosts the store.
         self._meeting.publish(f"{_FFN} joined" if shape.lane is None else f"{_lane(shape.lane)} joined", {})
         for name in names:
@@ -232,7 +236,7 @@ class CudaIpcAFDConnector(AFDConnector):
             tag=ops.tag(exchange.unit, rows),
         )
         logits = router_logits.contiguous() if unit.router_logits and router_logits is not None else None
-        ops.push(self._state, hidden, logits, [receiver], self._counter(exchange))
+        ops.push(self._state, hidden, logits, [receiver], self._counter(exchange), self._same_gpu)
         self._sent(1, receiver.payload.bytes + extra.bytes)
 
     def recv_output(self, exchange: Exchange, rows: int) -> torch.Tensor:
@@ -308,7 +312,7 @@ class CudaIpcAFDConnector(AFDConnector):
             )
             start += count
         if receivers:
-            ops.push(self._state, output, None, receivers)
+            ops.push(self._state, output, None, receivers, same_gpu=self._same_gpu)
             self._sent(len(receivers), start * row)
 
     def _wait(self, exchange: Exchange, present: Mapping[int, int], counter: int) -> None:

@@ -38,7 +38,8 @@ def device_uuid(device: torch.device) -> str:
 
 
 def _ordinal(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
+    index: int | None = device.index  # None for `torch.device("cuda")`, which torch's own stub denies
+    return torch.cuda.current_device() if index is None else index
 
 
 @dataclass(frozen=True)

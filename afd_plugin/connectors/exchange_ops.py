@@ -111,14 +111,15 @@ def push(
     extra: torch.Tensor | None,
     receivers: Sequence[Receiver],
     counter: int = 0,
+    same_gpu: bool = False,
 ) -> None:
-    """Copy parts of ``payload`` and ``extra`` to every receiver and announce each message when it is
-    complete.
+    """Copy parts of ``payload`` and ``extra`` to every receiver and announce each message when it is complete.
 
-    ``counter`` is the device address of a 64-bit number to increment, or 0.
+    ``counter`` is the device address of a 64-bit number to increment, or 0. ``same_gpu`` says that all receivers
+    are processes on this GPU, which need a narrower and faster fence.
     """
     fields = [field for receiver in receivers for field in receiver.fields()]
-    torch.ops.afd_plugin.push(state, payload, extra, fields, counter)
+    torch.ops.afd_plugin.push(state, payload, extra, fields, counter, same_gpu)
 
 
 def wait(state: torch.Tensor, control: int, senders: Sequence[Sender], counter: int = 0) -> None:

@@ -29,6 +29,7 @@ PARTS: dict[str, Callable[[parts.Host], Any]] = {
     "parity": parts.parity,
     "bench": parts.bench,
     "faults": parts.faults,
+    "endurance": parts.endurance,
 }
 
 
@@ -99,7 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         host = parts.Host(logs, time.monotonic() + options.budget, settings)
         for name in options.parts:
             started = time.monotonic()
-            evidence: dict[str, Any] = {"part": name, "host": facts, "command": [*sys.argv]}
+            asked = [word for option in options.option for word in ("--option", option)]
+            evidence: dict[str, Any] = {
+                "part": name,
+                "host": facts,
+                "command": ["python", "-m", "qualify.gpu", name, "--out", "FOLDER", *asked],
+            }
             try:
                 evidence["result"] = PARTS[name](host)
             except Exception as error:  # noqa: BLE001 - the part's outcome, written down and shown

@@ -83,6 +83,11 @@ class Engine:
         self.close(graceful=error is None)
 
     @property
+    def process(self) -> subprocess.Popen[str]:
+        """The child."""
+        return self._process
+
+    @property
     def pid(self) -> int:
         return self._process.pid
 
@@ -126,6 +131,7 @@ class Engine:
         codes = {self.name: _ended(self._process, timeout_s if graceful else 0.0)}
         for companion in self.companions:
             codes[companion.name] = _ended(companion.process, timeout_s if graceful else 5.0)
+        self._reader.join(10)
         self._sink.close()
         return codes
 

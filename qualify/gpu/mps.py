@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -35,7 +35,9 @@ def daemon() -> Iterator[bool]:
     try:
         yield True
     finally:
-        subprocess.run([found], input="quit -t 10\n", text=True, timeout=60, check=False)
+        # this process is a client itself and would hold up a plain quit
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run([found], input="quit -t 5\n", text=True, timeout=40, check=False)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -45,6 +45,8 @@ class Agreement:
     logprobs: int
     equal_logprobs: int
     largest_difference: float
+    largest_first_difference: float
+    """Over first positions alone, where both sides have read the same text."""
 
     @property
     def exact(self) -> bool:
@@ -57,21 +59,26 @@ def compare(first: Sequence[Row], second: Sequence[Row]) -> Agreement:
     if len(first) != len(second):
         raise ValueError(f"{len(first)} answers against {len(second)}")
     equal_lists = tokens = equal_tokens = entries = equal_entries = 0
-    largest = 0.0
+    largest = largest_first = 0.0
     for mine, theirs in zip(first, second, strict=True):
         same = [a == b for a, b in zip(mine["tokens"], theirs["tokens"], strict=True)]
         equal_lists += all(same)
         tokens += len(same)
         equal_tokens += sum(same)
         upto = next((index for index, equal in enumerate(same) if not equal), len(same) - 1) + 1
-        for one, other in zip(mine["logprobs"][:upto], theirs["logprobs"][:upto], strict=True):
+        positions = zip(mine["logprobs"][:upto], theirs["logprobs"][:upto], strict=True)
+        for position, (one, other) in enumerate(positions):
             known = dict(map(tuple, other))
             for token, value in one:
                 entries += 1
                 equal_entries += known.get(token) == value
                 if token in known:
-                    largest = max(largest, abs(known[token] - value))
-    return Agreement(len(first), equal_lists, tokens, equal_tokens, entries, equal_entries, largest)
+                    difference = abs(known[token] - value)
+                    largest = max(largest, difference)
+                    largest_first = largest_first if position else max(largest_first, difference)
+    return Agreement(
+        len(first), equal_lists, tokens, equal_tokens, entries, equal_entries, largest, largest_first
+    )
 
 
 V2_LITE: Mapping[str, Any] = {

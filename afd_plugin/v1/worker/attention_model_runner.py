@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu_ubatch_wrapper import UBatchWrapper
 
 from afd_plugin.v1.worker.attention_link import AttentionLink
 from afd_plugin.v1.worker.attention_role import AttentionRunnerMixin
-from afd_plugin.v1.worker.microbatching import LaneUBatchWrapper, should_split
+from afd_plugin.v1.worker.microbatching import LaneUBatchWrapper, separate_metadata, should_split
 
 
 class AFDAttentionModelRunner(AttentionRunnerMixin, GPUModelRunner):
@@ -25,6 +25,12 @@ class AFDAttentionModelRunner(AttentionRunnerMixin, GPUModelRunner):
         if isinstance(self.model, UBatchWrapper):
             self.model = LaneUBatchWrapper.replacing(self.model)
         super().announce_steps(link)
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        """Native; the stages of a split batch must not share attention metadata."""
+        super().initialize_kv_cache(*args, **kwargs)
+        if self.parallel_config.use_ubatching:
+            separate_metadata(self.attn_groups)
 
     def _determine_batch_execution_and_padding(
         self,

@@ -8,6 +8,8 @@ checked once more, after its tokens have reached the host.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -45,6 +47,7 @@ class AFDAttentionWorker(AttentionWorkerMixin, Worker):
         """Native, after microbatching has been switched on where it was asked for."""
         if self.afd_config.microbatches > 1:
             microbatching.enable(self.vllm_config)
+            microbatching.end_with_any_stage(self._end)
         super().init_device()
         current_stream()  # vLLM's own stream from now on, so that no step is ordered against another one's stream
 
@@ -59,6 +62,13 @@ class AFDAttentionWorker(AttentionWorkerMixin, Worker):
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         """Native; what it returns is checked."""
         return self._checked(super().sample_tokens(grammar_output))
+
+    def _end(self, error: BaseException) -> None:
+        """End this process because a stage of a step has died; vLLM's executor sees a worker that is gone."""
+        self._fail(error)
+        self._abort_data_plane()
+        sys.stderr.flush()
+        os._exit(1)
 
     def _checked(
         self, output: ModelRunnerOutput | AsyncModelRunnerOutput | None

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import set_current_vllm_config
@@ -26,10 +26,13 @@ from vllm.logger import init_logger
 from vllm.utils.torch_utils import current_stream
 from vllm.v1.worker.workspace import lock_workspace
 
-from afd_plugin.errors import AFDError
+from afd_plugin.errors import AFDError, UnsupportedFeature
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan, schedule
 from afd_plugin.v1.worker.ffn_service import FFNCounts, FFNService
-from afd_plugin.v1.worker.fingerprints import graph_mode
+from afd_plugin.v1.worker.fingerprints import graph_mode, model_dtype
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
 logger = init_logger(__name__)
 
@@ -60,10 +63,15 @@ class GraphedFFNService(FFNService):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if len(self._sharing) > 1:
+            raise UnsupportedFeature(
+                "Several FFN groups whose experts vLLM flattens into one world are not served on CUDA yet; "
+                "use --ffn-dp 1, or --ffn-ep."
+            )
         self.counts = GraphCounts()
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._graphs: dict[Layout, torch.cuda.CUDAGraph] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: _POOL_HANDLE | None = None
         self._in_flight: deque[torch.cuda.Event] = deque()
         self._broadcast_buffers: dict[tuple[int, int], torch.Tensor] = {}
 
@@ -138,7 +146,7 @@ class GraphedFFNService(FFNService):
         self.counts.captures += 1
         self._graphs[plan.tokens] = graph
 
-    def _graph_pool(self) -> tuple[int, int]:
+    def _graph_pool(self) -> _POOL_HANDLE:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
@@ -146,10 +154,7 @@ class GraphedFFNService(FFNService):
     def _compute_locally(self, plan: StepPlan, every_unit: bool) -> None:
         """Compute ``plan`` on zeros without any exchange; ``every_unit`` or the first of each kind."""
         first = {unit.kind: unit.index for unit in reversed(self._units)}
-        hidden_size, dtype = (
-            self._vllm_config.model_config.get_hidden_size(),
-            self._vllm_config.model_config.dtype,
-        )
+        hidden_size, dtype = self._vllm_config.model_config.get_hidden_size(), model_dtype(self._vllm_config)
         for exchange in schedule(plan, self._units):
             unit = self._units[exchange.unit]
             total = plan.group_tokens(self._lanes, exchange.stage)
@@ -171,7 +176,7 @@ class GraphedFFNService(FFNService):
                 return self._connector.router_dtype(unit)
             except AFDError:
                 pass
-        return self._vllm_config.model_config.dtype
+        return model_dtype(self._vllm_config)
 
     def _uniform(self, tokens: int) -> StepPlan:
         """A step in which every lane brings ``tokens`` rows in one stage; never announced by anybody."""
@@ -191,8 +196,8 @@ class GraphedFFNService(FFNService):
         if self._connector is not None:
             hidden, logits = self._connector.recv_hidden(exchange, unit, rows)
         else:
-            model = self._vllm_config.model_config
-            hidden = self._buffer(exchange.stage, 0, total, model.get_hidden_size(), model.dtype)
+            hidden_size = self._vllm_config.model_config.get_hidden_size()
+            hidden = self._buffer(exchange.stage, 0, total, hidden_size, model_dtype(self._vllm_config))
             logits = None
             if unit.router_logits:
                 logits = self._buffer(exchange.stage, 1, total, unit.router_logits, self._logits_dtype(unit))

@@ -11,7 +11,8 @@ vLLM decides about a split together with its other data-parallel ranks and does 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from vllm.config import CUDAGraphMode, ParallelConfig, VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.v1.worker.gpu_ubatch_wrapper import UBatchWrapper
 from vllm.v1.worker.ubatch_utils import check_ubatch_thresholds, is_last_ubatch_empty
+from vllm.v1.worker.utils import AttentionGroup
 
 STAGES = 2
 
@@ -42,6 +44,36 @@ def should_split(parallel: ParallelConfig, tokens: int, padded: int, uniform_dec
     if not check_ubatch_thresholds(parallel, padded, uniform_decode):
         return False
     return not is_last_ubatch_empty(tokens, padded, STAGES)
+
+
+def separate_metadata(groups: Sequence[Sequence[AttentionGroup]]) -> None:
+    """Let every stage build attention metadata of its own.
+
+    vLLM 0.28.0's ``_build_attention_metadata`` keeps the metadata of a backend that can exchange its block table
+    (FlashAttention) for the next KV cache group with the same specification, but the key does not name the stage:
+    the second stage then gets the first one's query positions with its own block table, which is an error where
+    the stages have different numbers of requests, and wrong where they have not. With the exchange declared
+    impossible, every stage is built for itself; models with several such groups pay a second build.
+    """
+    for group in (group for of_cache in groups for group in of_cache):
+        for builder in group.metadata_builders:
+            builder.supports_update_block_table = False
+
+
+def end_with_any_stage(end: Callable[[BaseException], None]) -> None:
+    """Call ``end`` when a thread dies of an exception.
+
+    The two stages of vLLM's wrapper wait for each other without a bound, so one that dies would leave the other, and
+    with it the worker, waiting for ever.
+    """
+    native = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        native(arguments)
+        if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+            end(arguments.exc_value)
+
+    threading.excepthook = hook
 
 
 class LaneUBatchWrapper(UBatchWrapper):
