@@ -13,7 +13,7 @@ import torch
 from afd_plugin.errors import ProtocolError
 from afd_plugin.plan import HEADER_BYTES, Exchange, MessageLayout
 
-_LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Arena:
@@ -52,10 +52,12 @@ class Arena:
         if layout.router_logits:
             if router_logits is None or tuple(router_logits.shape) != (rows, layout.router_logits):
                 seen = None if router_logits is None else tuple(router_logits.shape)
-                raise ProtocolError(f"router logits are {seen}; the unit wants ({rows}, {layout.router_logits}).")
-            if router_logits.dtype not in _LOGIT_DTYPES:
-                raise ProtocolError(f"router logits are {router_logits.dtype}; known are {_LOGIT_DTYPES}.")
-            logit_code = _LOGIT_DTYPES.index(router_logits.dtype)
+                raise ProtocolError(
+                    f"router logits are {seen}; the unit wants ({rows}, {layout.router_logits})."
+                )
+            if router_logits.dtype not in LOGIT_DTYPES:
+                raise ProtocolError(f"router logits are {router_logits.dtype}; known are {LOGIT_DTYPES}.")
+            logit_code = LOGIT_DTYPES.index(router_logits.dtype)
             self._logits(layout, rows, router_logits.dtype).copy_(router_logits)
         self._header[:5] = torch.tensor(
             (exchange.step, exchange.unit, exchange.stage, rows, logit_code), dtype=torch.int64
@@ -74,6 +76,6 @@ class Arena:
             )
         if not layout.router_logits:
             return self.hidden(layout, rows), None
-        if not 0 <= logit_code < len(_LOGIT_DTYPES):
+        if not 0 <= logit_code < len(LOGIT_DTYPES):
             raise ProtocolError(f"{exchange} carries router logits of an unknown type {logit_code}.")
-        return self.hidden(layout, rows), self._logits(layout, rows, _LOGIT_DTYPES[logit_code])
+        return self.hidden(layout, rows), self._logits(layout, rows, LOGIT_DTYPES[logit_code])

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -22,11 +23,15 @@ from vllm.forward_context import DPMetadata, create_forward_context, override_fo
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
 from afd_plugin.connectors.base import AFDConnector
+from afd_plugin.connectors.packed import LOGIT_DTYPES
 from afd_plugin.control import Drain, Event, FFNControl, Profile, Shutdown
 from afd_plugin.errors import ProtocolError
 from afd_plugin.model.scan import BoundUnit
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan, schedule
 from afd_plugin.topology import Topology
+
+Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""Hidden states [rows, hidden_size], and router logits [rows, width] where attention computes them."""
 
 KEEP_ALIVE_S = 60.0
 """How often an idle leader wakes its followers, so that no broadcast of vLLM's runs into its own timeout."""
@@ -91,10 +96,11 @@ class FFNService:
                     )
 
     def _next_event(self) -> Event | None:
-        event = self._control.next_event(KEEP_ALIVE_S) if self._control is not None else None
+        first = self._group == self._sharing[0]
+        event = self._control.next_event(KEEP_ALIVE_S) if self._control is not None and first else None
         if self._tensor_parallel.world_size > 1:
             event = self._tensor_parallel.broadcast_object(event, 0)
-            if self._control is not None and self._group != self._sharing[0]:
+            if self._control is not None and not first:
                 self._expect(self._control, event)
         return event
 
@@ -155,31 +161,39 @@ class FFNService:
             output = module(hidden)
         return output.contiguous()
 
-    def _receive(
-        self, plan: StepPlan, exchange: Exchange, unit: RemoteUnit, rows: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _receive(self, plan: StepPlan, exchange: Exchange, unit: RemoteUnit, rows: Sequence[int]) -> Rows:
         """The world's rows on every rank: from the data plane on a group's leader, by broadcast on all others."""
-        received: dict[str, torch.Tensor] = {}
+        received: Rows | None = None
         if self._connector is not None:
-            hidden, logits = self._connector.recv_hidden(exchange, unit, rows)
-            received = {"hidden": hidden} if logits is None else {"hidden": hidden, "logits": logits}
-        if self._tensor_parallel.world_size > 1:
-            parts = [
-                self._shared(received if group == self._group else {}, group - self._sharing[0])
-                for group in self._sharing
-                if plan.group_tokens(self._topology.lanes_of(group), exchange.stage)
-            ]
-            if len(parts) > 1:
-                received = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            elif parts:
-                (received,) = parts
-        return received["hidden"], received.get("logits")
+            received = self._connector.recv_hidden(exchange, unit, rows)
+        if self._tensor_parallel.world_size == 1:
+            assert received is not None  # noqa: S101 - the only rank of a world is a leader
+            return received
+        parts = []
+        for group in self._sharing:
+            count = plan.group_tokens(self._topology.lanes_of(group), exchange.stage)
+            if count:
+                parts.append(self._shared(group, unit, count, received if group == self._group else None))
+        if len(parts) == 1:
+            return parts[0]
+        logits = [part[1] for part in parts if part[1] is not None]
+        return torch.cat([part[0] for part in parts]), torch.cat(logits) if logits else None
 
-    def _shared(self, received: dict[str, torch.Tensor], leader: int) -> dict[str, torch.Tensor]:
-        """What the ``leader``-th group of this world ``received``, on every rank of the world."""
-        source = leader * self._topology.ffn_tp
-        shared = self._tensor_parallel.broadcast_tensor_dict(received or None, source)
-        return {name: value for name, value in (shared or {}).items() if isinstance(value, torch.Tensor)}
+    def _shared(self, group: int, unit: RemoteUnit, rows: int, received: Rows | None) -> Rows:
+        """What the leader of ``group`` has ``received``, on every rank of the world. Sizes are known from the plan."""
+        world, model = self._tensor_parallel, self._vllm_config.model_config
+        leader = (group - self._sharing[0]) * self._topology.ffn_tp
+        hidden, logits = received or (torch.empty(rows, model.get_hidden_size(), dtype=model.dtype), None)
+        world.broadcast(hidden, leader)
+        if not unit.router_logits:
+            return hidden, None
+        # Only the leader has seen in which type attention's gate answered.
+        code = torch.tensor([LOGIT_DTYPES.index(logits.dtype) if logits is not None else 0])
+        world.broadcast(code, leader)
+        if logits is None:
+            logits = torch.empty(rows, unit.router_logits, dtype=LOGIT_DTYPES[int(code)])
+        world.broadcast(logits, leader)
+        return hidden, logits
 
     def _forward_context(self, plan: StepPlan, stage: int) -> Callable[[], AbstractContextManager[None]]:
         """vLLM's forward context of one stage; rows of other FFN groups come from the plan, not a collective."""
