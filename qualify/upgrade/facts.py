@@ -227,7 +227,7 @@ def _body_digest(nodes: Definition) -> str:
 class _Plain(ast.NodeTransformer):
     """Drops annotations, log lines and the text of messages."""
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:  # noqa: N802 - ast's own name
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
         if node.value is None:
             return None
         return ast.Assign(targets=[node.target], value=self.visit(node.value), lineno=node.lineno)
@@ -235,13 +235,13 @@ class _Plain(ast.NodeTransformer):
     def visit_arg(self, node: ast.arg) -> ast.AST:
         return ast.arg(arg=node.arg)
 
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:  # noqa: N802
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         call = node.value
         if isinstance(call, ast.Call) and dotted_name(call.func).split(".")[0] in _LOGGERS:
             return None
         return self.generic_visit(node)
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:  # noqa: N802
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
         return ast.Constant(value="")
 
 

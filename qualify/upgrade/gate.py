@@ -115,7 +115,7 @@ def _target(material: Material) -> Check:
         "the target revision and its CUDA, PyTorch and toolchain tuple are no reproducible environment"
     )
     target = material.target
-    missing = [n for n in ("version", "commit", "sha256") if UNKNOWN == vars(target)[n]]
+    missing = [n for n in ("version", "commit", "sha256") if vars(target)[n] == UNKNOWN]
     torch = target.requires.get("torch", "")
     if not re.fullmatch(r"==\d[\w.+]*", torch):
         missing.append("an exact torch pin")

@@ -102,12 +102,13 @@ def opened(source: Path, revision: str = "") -> Iterator[Tree]:
 def _from_wheel(wheel: Path, root: Path) -> Identity:
     try:
         with zipfile.ZipFile(wheel) as archive:
-            wanted = [
+            wanted = [  # zipfile keeps members below the folder whatever their names say
                 name
                 for name in archive.namelist()
                 if (name.startswith("vllm/") and name.endswith(".py")) or name.endswith(".dist-info/METADATA")
             ]
-            archive.extractall(root, wanted)
+            for name in wanted:
+                archive.extract(name, root)
     except (OSError, zipfile.BadZipFile) as error:
         raise TreeError(f"{wheel.name} cannot be read: {error}") from error
     metadata = next(root.glob("*.dist-info/METADATA"), None)
@@ -125,7 +126,7 @@ def _from_wheel(wheel: Path, root: Path) -> Identity:
 def _from_sdist(sdist: Path, root: Path) -> Identity:
     with tarfile.open(sdist) as archive:
         for member in archive:
-            top, _, inner = member.name.partition("/")
+            _, _, inner = member.name.partition("/")
             if member.isfile() and (inner == "PKG-INFO" or _is_source(inner)):
                 _store(archive, member, root / inner)
     info = root / "PKG-INFO"
