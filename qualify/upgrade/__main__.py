@@ -78,7 +78,7 @@ def audit(chosen: argparse.Namespace) -> int:
     flags = " --no-decisions" if chosen.no_decisions else ""
     command = f"python -m qualify.upgrade audit {shlex.quote(current.identity.version)}"
     command = f"{command} {shlex.quote(target.identity.version)}{flags}"
-    _deliver(report.render(result, command, datetime.date.today().isoformat()), chosen.output)
+    _deliver(report.render(result, command, _today().isoformat()), chosen.output)
     took = ", ".join(f"{name} {seconds} s" for name, seconds in result.seconds.items())
     print(f"{result.workflow.readiness()} ({took})", file=sys.stderr)
     return 0 if result.workflow.stopped_by is None else 1
@@ -96,7 +96,7 @@ def look(chosen: argparse.Namespace) -> int:
 
 def review(chosen: argparse.Namespace) -> int:
     """Record the monthly decision to stay or to upgrade; `align --due` only says whether one is due (exit 1)."""
-    today = datetime.date.today()
+    today = _today()
     folder = ROOT / decisions.FOLDER
     if chosen.due:
         why = align.overdue(decisions.load(folder), today)
@@ -118,6 +118,10 @@ def review(chosen: argparse.Namespace) -> int:
     )
     print(align.record(taken, folder).relative_to(ROOT))
     return 0
+
+
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.timezone.utc).date()
 
 
 def _deliver(text: str, output: Path | None) -> None:

@@ -184,9 +184,12 @@ def _calls(node: Function) -> list[str]:
 def _state(node: Function) -> list[str]:
     found: list[str] = []
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
-            if dotted_name(inner.value) == "self":
-                found.append(inner.attr)
+        if (
+            isinstance(inner, ast.Attribute)
+            and isinstance(inner.ctx, ast.Store)
+            and dotted_name(inner.value) == "self"
+        ):
+            found.append(inner.attr)
     return found
 
 
@@ -250,4 +253,5 @@ def _plain(node: Function) -> ast.AST:
     if isinstance(copy, ast.FunctionDef | ast.AsyncFunctionDef):
         copy.args.defaults, copy.args.kw_defaults, copy.returns, copy.decorator_list = [], [], None, []
         copy.args = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-    return _Plain().visit(copy)
+    plain: ast.AST = _Plain().visit(copy)
+    return plain

@@ -38,7 +38,14 @@ def wheel(version: str, folder: Path | None = None) -> Path:
         return kept
     place.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip"] if _has_pip() else ["pip"]
-    options = ["download", "--no-deps", "--only-binary=:all:", "--dest", place, f"vllm=={version}"]
+    options: list[str | Path] = [
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(place),
+        f"vllm=={version}",
+    ]
     try:
         capture([*command, *options], timeout_s=_LIMIT_S)
     except CommandError as error:

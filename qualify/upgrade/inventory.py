@@ -77,8 +77,8 @@ def _seams(package: Package, upstream: Upstream, registry: Registry) -> Iterator
             entries.update({f"{entry.owner}{_dot(entry.owner)}{name}": entry.id for name in entry.names})
     for use in (*imports.uses(package, upstream), *overrides.uses(package, upstream)):
         if isinstance(use, Use) and use.symbol.upstream:
-            entry = entries.get(str(use.symbol), "not registered")
-            yield Item("seam", f"{use.how.value} {use.symbol}", f"{use.path} ({entry})")
+            registered = entries.get(str(use.symbol), "not registered")
+            yield Item("seam", f"{use.how.value} {use.symbol}", f"{use.path} ({registered})")
 
 
 def _dot(owner: str) -> str:
@@ -117,9 +117,12 @@ def _commands(package: Package) -> Iterator[Item]:
 def _variables(package: Package) -> Iterator[Item]:
     for source in package:
         for node in ast.walk(source.module.tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if _ENVIRONMENT.fullmatch(node.value):
-                    yield Item("feature", f"variable {node.value}", source.path)
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and _ENVIRONMENT.fullmatch(node.value)
+            ):
+                yield Item("feature", f"variable {node.value}", source.path)
 
 
 def _entry_points(root: Path) -> Iterator[Item]:
