@@ -14,7 +14,11 @@ from qualify.lint.findings import Finding
 VLLM_AND_ITS_OWN = frozenset(
     {"cuda", "numpy", "safetensors", "torch", "transformers", "triton", "uvloop", "vllm"}
 )
-DISTRIBUTION_OF = {"zmq": "pyzmq"}  # where the import and the distribution have different names
+# where the import and the distribution have different names
+DISTRIBUTION_OF = {
+    "prometheus_client": "prometheus-client",
+    "zmq": "pyzmq",
+}
 
 
 def declared(pyproject: str) -> frozenset[str]:
