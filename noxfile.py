@@ -162,6 +162,12 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def lookahead(session: nox.Session) -> None:
+    """Which registered seams a newer vLLM breaks, and how, from its wheel alone: `nox -s lookahead -- 0.30.0`."""
+    Cell(session).python("-m", "qualify.upgrade", "lookahead", *session.posargs)
+
+
+@nox.session(default=False)
 def lock(session: nox.Session) -> None:
     """Resolve the locks under `containers/` again (needs an index); `-- --upgrade` takes the newest."""
     cells = environment.cells_directory()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m qualify`: what runs here (`identity`), is the evidence sound (`verify`), what does it say (`report`)."""
+"""`python -m qualify`: what runs (`identity`), is the evidence sound (`verify`, `report`), stay or upgrade (`align`)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from qualify import identity, ledger, report, revision, verify
 from qualify.cells import ROOT, CellError, load
 from qualify.chain import Profile
 from qualify.process import CommandError
+from qualify.upgrade import __main__ as upgrade
 
 
 def show_identity(chosen: argparse.Namespace) -> int:
@@ -86,10 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     three.set_defaults(run=write_report)
     four = commands.add_parser("schema", help=write_schema.__doc__)
     four.set_defaults(run=write_schema)
+    upgrade.add_align(commands)
     chosen = parser.parse_args(arguments)
     try:
         return int(chosen.run(chosen))
-    except (CellError, CommandError, ledger.LedgerError) as error:
+    except (CellError, CommandError, ledger.LedgerError, *upgrade.FAILURES) as error:
         print(f"qualify: {error}", file=sys.stderr)
         return 2
 

@@ -33,7 +33,7 @@ from qualify.upgrade import (
 
 ROOT = Path(__file__).resolve().parents[2]
 UPGRADES = Path("docs/upgrades")
-_FAILURES = (
+FAILURES = (
     align.AlignmentError,
     fetch.FetchError,
     toml.RecordError,
@@ -41,6 +41,7 @@ _FAILURES = (
     UpstreamError,
     PhaseError,
 )
+"""What a command fails with in a sentence: exit code 2."""
 
 
 @contextlib.contextmanager
@@ -166,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         return int(chosen.run(chosen))
-    except _FAILURES as error:
+    except FAILURES as error:
         print(f"qualify.upgrade: {error}", file=sys.stderr)
         return 2
 
