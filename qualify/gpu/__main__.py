@@ -20,16 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qualify.gpu import mps, parts
+from qualify.gpu import faults, mps, parity, parts
+from qualify.gpu.host import Host
 
-PARTS: dict[str, Callable[[parts.Host], Any]] = {
+PARTS: dict[str, Callable[[Host], Any]] = {
     "control": parts.control,
     "contract": parts.contract,
     "exchange": parts.exchange,
-    "parity": parts.parity,
+    "parity": parity.parity,
     "bench": parts.bench,
-    "faults": parts.faults,
-    "endurance": parts.endurance,
+    "faults": faults.faults,
+    "endurance": faults.endurance,
 }
 
 
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (Refusal, ImportError, subprocess.SubprocessError, OSError) as error:
             print(f"gpu: this host lacks the cell: {error}", file=sys.stderr)
             return 2
-        host = parts.Host(logs, time.monotonic() + options.budget, settings)
+        host = Host(logs, time.monotonic() + options.budget, settings)
         for name in options.parts:
             started = time.monotonic()
             asked = [word for option in options.option for word in ("--option", option)]

@@ -38,7 +38,8 @@ def measure() -> list[dict[str, Any]]:
             for _ in [size for size in SIZES if size[1] == hidden]:
                 for _ in range(3):  # warm, captured, measured
                     _received(ffn, STEP_S), _received(attention, STEP_S)
-                    ffn.send(None), attention.send(None)
+                    ffn.send(None)
+                    attention.send(None)
                 results.append(_received(attention, STEP_S))
         return results
     finally:

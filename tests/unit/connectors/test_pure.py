@@ -12,6 +12,7 @@ import torch
 
 from afd_plugin.config import LinkSettings, Role
 from afd_plugin.connectors import exchange_ops as ops
+from afd_plugin.connectors.arena_layout import ArenaLayout
 from afd_plugin.connectors.base import ConnectorShape
 from afd_plugin.connectors.meeting import Meeting
 from afd_plugin.errors import ProtocolError, RendezvousTimeout
@@ -31,9 +32,8 @@ SHAPE = ConnectorShape(
 
 
 def test_no_two_slots_or_words_of_an_arena_overlap() -> None:
-    cuda_ipc = pytest.importorskip("afd_plugin.connectors.cuda_ipc", exc_type=ImportError)
     for role in (Role.FFN, Role.ATTENTION):
-        layout = cuda_ipc.ArenaLayout.of(SHAPE, role)
+        layout = ArenaLayout.of(SHAPE, role)
         assert layout.peers == (3 if role is Role.FFN else 1)
         spans = []
         for stage in range(2):

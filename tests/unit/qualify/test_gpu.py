@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qualify import csrc
-from qualify.gpu import engines, parts, workloads
+from qualify.gpu import engines, host, parts, workloads
 
 
 def _rows(*answers: tuple[list[int], list[float]]) -> list[dict[str, object]]:
@@ -53,7 +53,7 @@ def test_prompts_are_the_same_in_every_process_and_fit_the_engine() -> None:
     assert prompts == workloads.parity_prompts()
     assert len(prompts) == 64
     longest = max(map(len, prompts)) + workloads.PARITY_TOKENS + 8
-    assert longest <= parts.PARITY_ENGINE["max_model_len"]
+    assert longest <= host.PARITY_ENGINE["max_model_len"]
 
 
 def test_engine_arguments_become_options_of_the_same_meaning() -> None:

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every AFD cell against the native engine of the same model and mode, by token ids and logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qualify.gpu.engines import native, pair, role_report
+from qualify.gpu.host import MODES, PARITY_ENGINE, RUN_S, START_S, Host
+from qualify.gpu.workloads import LOGPROBS, PARITY_TOKENS, compare, parity_prompts
+
+
+@dataclass(frozen=True)
+class ParityCase:
+    """One AFD cell to compare with the native engine of the same model and mode."""
+
+    model: str
+    mode: str
+    gate: str = "ffn"
+    dense: str = "attention"
+    microbatches: int = 1
+
+    @property
+    def name(self) -> str:
+        name = f"{self.model}-{self.mode}-gate-{self.gate}"
+        name += "" if self.dense == "attention" else "-dense-ffn"
+        return name if self.microbatches == 1 else f"{name}-dbo"
+
+
+DEFAULT_CASES: tuple[ParityCase, ...] = tuple(
+    ParityCase(model, mode, gate)
+    for model in ("deepseek-v2", "deepseek-v3", "qwen3-moe")
+    for mode in ("eager", "graph")
+    for gate in ("ffn", "attention")
+)
+
+
+def parity(host: Host) -> dict[str, Any]:
+    """Every case against native, twice; 64 prompts, lengths around 64 tokens so that decode batches shrink."""
+    from afd_plugin.demo.checkpoints import make
+
+    cases = [ParityCase(**raw) for raw in host.setting("cases", [])] or list(DEFAULT_CASES)
+    models = {case.model: make(case.model) for case in cases}
+    references = sorted({(case.model, case.mode) for case in cases})
+    workers = host.setting("workers", 4)
+    with ThreadPoolExecutor(workers) as pool:
+        # in this order, so that no case waits for a reference that has no thread
+        futures = {key: pool.submit(_native_rows, host, models[key[0]], *key) for key in references}
+        outcomes = list(pool.map(lambda case: _case(host, models[case.model], case, futures), cases))
+        native_runs = {key: future.result() for key, future in futures.items()}
+    return {
+        "prompts": len(parity_prompts()),
+        "native_against_itself": {
+            "-".join(key): asdict(compare(*runs[:2])) for key, runs in native_runs.items()
+        },
+        "native_in_other_batches": {
+            "-".join(key): asdict(compare(runs[0], runs[2])) for key, runs in native_runs.items()
+        },
+        "cases": outcomes,
+        "passed": all(map(_as_promised, outcomes)),
+    }
+
+
+def _as_promised(outcome: Mapping[str, Any]) -> bool:
+    """Exact; a split batch, whose kernels see other sizes than native's, within what sizes change natively."""
+    if not outcome["case"].endswith("-dbo") or "agreements" not in outcome:
+        return bool(outcome.get("exact"))
+    stages = (
+        outcome["attention"]["device_steps"]["eager"][1] + outcome["attention"]["device_steps"]["replayed"][1]
+    )
+    largest = max(agreement["largest_first_difference"] for agreement in outcome["agreements"])
+    return bool(stages) and largest <= outcome["tolerance"]
+
+
+def requests() -> dict[str, Any]:
+    """The prompts, the number of tokens of each answer, and how many logprobs come with each token."""
+    prompts = parity_prompts()
+    lengths = [PARITY_TOKENS + (index % 8) for index in range(len(prompts))]
+    return {"prompts": prompts, "lengths": lengths, "logprobs": LOGPROBS}
+
+
+def _native_rows(host: Host, model: Path, name: str, mode: str) -> list[Any]:
+    with native(f"native-{name}-{mode}", model, {**PARITY_ENGINE, **MODES[mode]}, host.logs) as engine:
+        engine.receive(max(1.0, min(START_S, host.left())))
+        runs = [engine.ask(min(RUN_S, host.left()), "generate", **requests()) for _ in range(2)]
+        # the same prompts in other company: what batch sizes alone change, natively
+        everything = requests()
+        other: list[Any] = []
+        for first in (0, 32):
+            part = {key: everything[key][first : first + 32] for key in ("prompts", "lengths")}
+            other += engine.ask(min(RUN_S, host.left()), "generate", **part, logprobs=LOGPROBS)
+        return [*runs, other]
+
+
+def _case(
+    host: Host, model: Path, case: ParityCase, references: Mapping[tuple[str, str], Future[list[Any]]]
+) -> dict[str, Any]:
+    outcome: dict[str, Any] = {"case": case.name}
+    if host.left() < 45:
+        return {**outcome, "skipped": "no time left", "exact": False}
+    try:
+        engine = pair(
+            case.name, model, {**PARITY_ENGINE, **MODES[case.mode]}, host.logs,
+            gate=case.gate, dense=case.dense, microbatches=case.microbatches,
+        )  # fmt: skip
+        try:
+            outcome["ready_s"] = engine.receive(max(1.0, min(START_S, host.left())))["ready_s"]
+            runs = [engine.ask(min(RUN_S, host.left()), "generate", **requests()) for _ in range(2)]
+            status = engine.ask(30, "rpc", method="afd_status")[0]
+        except BaseException:
+            engine.close(graceful=False)
+            raise
+        outcome["exit_codes"] = engine.close()
+    except Exception as error:  # noqa: BLE001 - the case's outcome
+        return {**outcome, "error": f"{type(error).__name__}: {error}"[-5000:], "exact": False}
+    reference = references[case.model, case.mode].result()
+    agreements = [compare(mine, theirs) for mine, theirs in zip(runs, reference[:2], strict=True)]
+    status.pop("tensor_names", None)
+    outcome.update(
+        agreements=[asdict(agreement) for agreement in agreements],
+        exact=all(agreement.exact for agreement in agreements),
+        tolerance=compare(reference[0], reference[2]).largest_first_difference,
+        attention={
+            key: status[key] for key in ("steps", "graph_steps", "exchanges", "device_steps") if key in status
+        },
+        ffn={
+            key: value
+            for key, value in role_report(host.logs, case.name, "ffn").items()
+            if key in ("steps", "eager", "captures", "replays", "uncaptured", "device_steps", "exchanges")
+        },
+    )
+    return outcome
