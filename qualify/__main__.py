@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m qualify`: what runs (`identity`), is the evidence sound (`verify`, `report`), stay or upgrade (`align`)."""
+"""`python -m qualify`: what runs (`identity`), is the evidence sound (`verify`, `report`), stay or upgrade: `align`."""
 
 from __future__ import annotations
 
