@@ -75,6 +75,7 @@ def lint(session: nox.Session) -> None:
     cell.tool("ruff", "check", *fix, ".")
     cell.tool("ruff", "format", *([] if fix else ["--check"]), ".")
     cell.tool("lint-imports", "--no-cache")
+    cell.tool("zizmor", "--offline", "--quiet", ".github/workflows")
     cell.python("-m", "qualify.lint", *fix)
 
 
@@ -147,6 +148,12 @@ def final_audit(session: nox.Session) -> None:
 def gate(session: nox.Session) -> None:
     """The chain of sessions on one cell, a record for each: `nox -s gate -- --cell cpu [--profile landing]`."""
     Cell(session).python("-m", "qualify.gate", *session.posargs)
+
+
+@nox.session(default=False)
+def release_artifacts(session: nox.Session) -> None:
+    """Add the bill of materials (CycloneDX) and the sums to the wheel and sdist that `package` left in `dist/`."""
+    Cell(session).python("-m", "qualify.release", "--artifacts")
 
 
 @nox.session(default=False)
