@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import TypeVar
 
-from afd_plugin.errors import ConfigRefused
+from afd_plugin.errors import ConfigRefused, TopologyRefused
 from afd_plugin.topology import Topology
 
 CONFIG_KEY = "afd"
@@ -66,8 +66,9 @@ def _integer(key: str, value: object, minimum: int = 1) -> int:
 class AFDConfig:
     """The validated content of ``additional_config["afd"]``.
 
-    ``microbatches`` is 1 or 2 (two-stage microbatching, which vLLM calls DBO); more stages do not exist in vLLM 0.28.0's
-    graph wrapper. Raises :class:`~afd_plugin.errors.ConfigRefused` or ``TopologyRefused`` from :meth:`parse`.
+    ``microbatches`` is 1 or 2 (two-stage microbatching, which vLLM calls DBO); more stages do not exist in vLLM
+    0.28.0's graph wrapper. Raises :class:`~afd_plugin.errors.ConfigRefused` or ``TopologyRefused`` from
+    :meth:`parse`.
     """
 
     role: Role
@@ -84,7 +85,13 @@ class AFDConfig:
             raise ConfigRefused(f"additional_config['afd'] is {type(raw).__name__}; expected a mapping.")
         known = {f.name for f in fields(cls)} | {f.name for f in fields(Topology)} - {"topology"}
         known.discard("topology")
-        unknown = sorted(str(key) for key in raw if key not in known)
+        if raw.get("ffn_replicas", 1) != 1:
+            raise TopologyRefused(
+                "SeparateFFNWorlds",
+                "FFN replicas that share no vLLM world are not a topology of one service; start one service for each "
+                "and balance requests between them.",
+            )
+        unknown = sorted(str(key) for key in raw if key not in known | {"ffn_replicas"})
         if unknown:
             raise ConfigRefused(f"Unknown key afd.{unknown[0]}; known keys are {', '.join(sorted(known))}.")
         if "role" not in raw:
@@ -136,9 +143,9 @@ class AFDConfig:
 class LinkSettings:
     """Addresses, secret and time bounds of one process; seconds throughout.
 
-    ``listen`` is ``host:port`` that an FFN group leader binds (port 0 lets the system choose, except for the host of the
-    rendezvous when peers are started by hand). ``peer`` is the rendezvous address, the ``listen`` of FFN group 0.
-    ``advertise`` is the host name given to peers when ``listen`` is a wildcard.
+    ``listen`` is ``host:port`` that an FFN group leader binds (port 0 lets the system choose, except for the host of
+    the rendezvous when peers are started by hand). ``peer`` is the rendezvous address, the ``listen`` of FFN group
+    0. ``advertise`` is the host name given to peers when ``listen`` is a wildcard.
     """
 
     listen: str = "127.0.0.1:0"

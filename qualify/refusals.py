@@ -31,7 +31,8 @@ latent MoE, mega-MoE); hash-routed layers; expert weights outside any runner; an
 ## Layouts
 
 `[NonPositiveSize]` a size below 1 · `[GroupWithoutLane]` more FFN groups than attention lanes · `[UnevenLanes]` lanes
-that cannot be dealt evenly · `[ExpertParallelOfOne]` expert parallelism on one FFN rank.
+that cannot be dealt evenly · `[ExpertParallelOfOne]` expert parallelism on one FFN rank · `[SeparateFFNWorlds]` FFN
+replicas that share no vLLM world.
 
 ## Roles that do not fit each other
 

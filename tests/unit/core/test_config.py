@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, LinkSettings, Role
-from afd_plugin.errors import AFDError, ConfigRefused
+from afd_plugin.errors import AFDError, ConfigRefused, TopologyRefused
 from afd_plugin.topology import Topology
 
 FULL = AFDConfig(
@@ -82,3 +82,10 @@ def test_importing_the_package_and_its_core_loads_nothing_heavy() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=30
     )
     assert shown.stdout.strip() == "[]"
+
+
+def test_ffn_replicas_that_share_no_world_are_refused_by_name() -> None:
+    with pytest.raises(TopologyRefused, match="start one service for each") as refusal:
+        AFDConfig.parse({"role": "ffn", "ffn_replicas": 2})
+    assert refusal.value.reason == "SeparateFFNWorlds"
+    assert AFDConfig.parse({"role": "ffn", "ffn_replicas": 1}) == AFDConfig(Role.FFN)

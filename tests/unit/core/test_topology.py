@@ -139,6 +139,17 @@ def test_every_refusal_up_to_eight_has_a_reason_and_every_reason_is_earned() -> 
     assert reasons == {"GroupWithoutLane", "UnevenLanes", "ExpertParallelOfOne"}
 
 
+def test_the_ffns_world_has_all_its_ranks_and_is_flat_on_a_cpu_without_expert_parallelism() -> None:
+    for topology in filter(accepted, ALL):
+        for device in ("cpu", "cuda"):
+            data_parallel, tensor_parallel = topology.ffn_world(device)
+            assert data_parallel * tensor_parallel == topology.ffn_ranks
+            flat = device == "cpu" and not topology.expert_parallel
+            assert (data_parallel, tensor_parallel) == (
+                (1, topology.ffn_ranks) if flat else (topology.ffn_dp, topology.ffn_tp)
+            )
+
+
 @pytest.mark.parametrize("name", ["attention_dp", "attention_tp", "ffn_dp", "ffn_tp"])
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_size_below_one_is_refused(name: str, size: int) -> None:
