@@ -107,7 +107,7 @@ def interleave(measure: Mapping[str, Callable[[], float]], repeats: int) -> dict
     """Call every measurement `repeats` times, in turns and in alternating order; a first turn is not counted."""
     found: dict[str, list[float]] = {name: [] for name in measure}
     for turn in range(repeats + 1):
-        order = list(measure) if turn % 2 else list(reversed(measure))
+        order = list(measure) if turn % 2 else list(measure)[::-1]
         for name in order:
             value = measure[name]()
             if turn:
