@@ -157,7 +157,7 @@ def _mapped_nccl(maps: str) -> str:
 def _nvml() -> tuple[str, tuple[Device, ...]]:
     """Driver and devices; "not used" without a driver library, UNKNOWN when NVML is there and fails."""
     try:
-        from cuda.bindings import nvml  # type: ignore[import-untyped]
+        from cuda.bindings import nvml
     except ImportError:
         return NOT_USED, ()
     try:

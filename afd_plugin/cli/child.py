@@ -88,8 +88,8 @@ def parse_vllm_arguments(argv: Sequence[str], afd: AFDConfig) -> Namespace:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     check_vllm_version(vllm.__version__)
-    cli_env_setup()  # type: ignore[no-untyped-call]
-    parser = make_arg_parser(FlexibleArgumentParser(prog=f"afd {afd.role.value}"))  # type: ignore[no-untyped-call]
+    cli_env_setup()
+    parser = make_arg_parser(FlexibleArgumentParser(prog=f"afd {afd.role.value}"))
     parser.error = _refuse  # type: ignore[method-assign]
     args: Namespace = parser.parse_args(list(argv))
     args.model = args.model_tag

@@ -112,7 +112,7 @@ def _serve(executor: MultiprocExecutor, status: StatusServer | None) -> None:
             raise EngineError(f"A worker of the FFN died: {', '.join(dead)}.") from error
         raise EngineError(f"The FFN stopped serving ({error}); the log above has the reason.") from error
     finally:
-        executor.shutdown()  # type: ignore[no-untyped-call]
+        executor.shutdown()
 
 
 def _match_batch_sizes(args: Namespace, afd: AFDConfig) -> None:

@@ -2,8 +2,8 @@
 """``GlooAFDConnector``: the CPU lane's connector, one stateless gloo group per FFN group.
 
 Rank 0 is the FFN leader, rank 1 + i the group's i-th lane. The group is made by vLLM's
-``stateless_init_torch_distributed_process_group``, so neither role's own default group is touched, and its store listens
-on a socket that the FFN leader bound itself: the port is advertised, never derived.
+``stateless_init_torch_distributed_process_group``, so neither role's own default group is touched, and its store
+listens on a socket that the FFN leader bound itself: the port is advertised, never derived.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Direction:
         finally:
             self.communicator.group_end()
 
-    def join(self) -> None:
+    def hold_caller(self) -> None:
         """Let the caller's stream wait for what this direction has enqueued."""
         torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
@@ -127,7 +127,7 @@ class P2pNcclAFDConnector(AFDConnector):
                         nccl.send(word, peer, stream=direction.stream)
                     else:
                         nccl.recv(word, peer, stream=direction.stream)
-            direction.join()
+            direction.hold_caller()
         torch.cuda.synchronize(self.shape.device)
 
     def send_hidden(
@@ -152,8 +152,8 @@ class P2pNcclAFDConnector(AFDConnector):
         output = self._inbound[exchange.stage][:rows]
         with direction.transfers() as nccl:
             nccl.recv(output, _FFN_RANK, stream=direction.stream)
-        direction.join()
-        self._joined(self._requests).join()
+        direction.hold_caller()
+        self._joined(self._requests).hold_caller()
         self._held[exchange.stage] = []
         self._count_received([output])
         return output
@@ -177,7 +177,7 @@ class P2pNcclAFDConnector(AFDConnector):
                         nccl.recv(part, 1 + lane, stream=direction.stream)
                         received.append(part)
                 start += count
-        direction.join()
+        direction.hold_caller()
         self._count_received(received)
         return hidden, logits
 
@@ -194,7 +194,7 @@ class P2pNcclAFDConnector(AFDConnector):
                     sent.append(part)
                 start += count
         # The memory of the output may be reused by what is enqueued next.
-        direction.join()
+        direction.hold_caller()
         self._count_sent(sent)
 
     def _logits_view(self, unit: RemoteUnit, stage: int, rows: int) -> torch.Tensor | None:

@@ -23,9 +23,11 @@ def connector_class(name: str) -> type[AFDConnector]:
     except KeyError:
         raise ConfigRefused(f"Unknown connector {name!r}; known are {', '.join(_MODULES)}.") from None
     except ModuleNotFoundError as missing:
-        raise ConfigRefused(f"{name} cannot be used here: the module {missing.name!r} is not installed.") from missing
-    found = vars(module)[name]
-    if not issubclass(found, AFDConnector):
+        raise ConfigRefused(
+            f"{name} cannot be used here: the module {missing.name!r} is not installed."
+        ) from missing
+    found: object = vars(module)[name]
+    if not isinstance(found, type) or not issubclass(found, AFDConnector):
         raise TypeError(f"{found} is not an AFDConnector")
     return found
 

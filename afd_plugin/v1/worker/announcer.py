@@ -46,7 +46,8 @@ def graph_phase(inner: Callable[..., Any], context: ForwardContext) -> GraphPhas
         inner = inner.cudagraph_wrapper
     if not isinstance(inner, CUDAGraphWrapper):
         return GraphPhase.EAGER
-    entry = inner.concrete_cudagraph_entries.get(context.batch_descriptor)
+    size = context.batch_descriptor
+    entry = None if size is None else inner.concrete_cudagraph_entries.get(size)
     return GraphPhase.CAPTURE if entry is None or entry.cudagraph is None else GraphPhase.REPLAY
 
 

@@ -32,7 +32,7 @@ class AFDAttentionModelRunner(AttentionRunnerMixin, GPUModelRunner):
         if self.parallel_config.use_ubatching:
             separate_metadata(self.attn_groups)
 
-    def _determine_batch_execution_and_padding(
+    def _determine_batch_execution_and_padding(  # type: ignore[override]  # the rest is passed by name
         self,
         num_tokens: int,
         num_reqs: int,

@@ -65,7 +65,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
         """Native device set-up; then the native runner gives way to the role's own."""
         super().init_device()
         del self.model_runner
-        self.model_runner = self.runner_class(self.vllm_config, self.device)
+        self.model_runner = self.runner_class(self.vllm_config, self.own_device)
 
     def _rendezvous(self, units: tuple[RemoteUnit, ...]) -> Membership:
         control = AttentionControl()
@@ -84,7 +84,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
             topology, lane = self.afd_config.topology, self.member_index
             group = topology.group_of(lane)
             shape = self.connector_shape(topology.slot_of(lane))
-            if self.device.type != "cpu":
+            if self.own_device.type != "cpu":
                 shape = dataclasses.replace(shape, router_dtypes=router_dtypes(self.units, shape))
             self.connector = create_connector(self.afd_config.connector, shape, self.link_settings)
             control.ready()
@@ -100,7 +100,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
             self._fail,
         )
         self.link = link
-        self.model_runner.announce_steps(link)
+        self.model_runner.announce_steps(link)  # type: ignore[attr-defined]  # init_device made it a role's runner
         self._write_report()
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:

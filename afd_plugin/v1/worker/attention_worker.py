@@ -57,7 +57,7 @@ class AFDAttentionWorker(AttentionWorkerMixin, Worker):
         """Native; what it returns is checked."""
         return self._checked(super().execute_model(scheduler_output))
 
-    def sample_tokens(
+    def sample_tokens(  # type: ignore[override]  # None where the native runner has nothing to sample
         self, grammar_output: GrammarOutput | None
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         """Native; what it returns is checked."""

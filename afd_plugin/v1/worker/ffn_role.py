@@ -53,7 +53,8 @@ class FFNWorkerMixin(RoleWorkerMixin):
         gc.collect()
         survivor = gone()
         self.native_runner_bytes = (held, reachable_tensor_bytes(survivor) if survivor is not None else 0)
-        self.model_runner = self.runner_class(self.vllm_config, self.device)
+        runner = self.runner_class(self.vllm_config, self.own_device)
+        self.model_runner = runner  # type: ignore[assignment]  # all of a runner that the FFN's host calls
 
     def _rendezvous(self, units: tuple[RemoteUnit, ...]) -> Membership:
         control = FFNControl()
@@ -155,5 +156,6 @@ def reachable_tensor_bytes(root: object, limit: int = 200_000) -> int:
         elif isinstance(item, (list, tuple, set, frozenset)):
             queue += item
         else:
+            # lint: allow probing: objects of any kind are walked, and some have no attributes of their own
             queue += vars(item).values() if hasattr(item, "__dict__") and not callable(item) else ()
     return tensor_bytes(tensors)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 
+import torch
 import vllm
 from vllm.config import CUDAGraphMode, VllmConfig
 
@@ -27,9 +28,17 @@ def model_config_hash(vllm_config: VllmConfig) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
+def model_dtype(vllm_config: VllmConfig) -> torch.dtype:
+    """The type of the model's activations; a name in that field would be one that vLLM has not resolved."""
+    dtype = vllm_config.model_config.dtype
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"vLLM left the model's dtype as {dtype!r} instead of a torch.dtype")
+    return dtype
+
+
 def graph_mode(vllm_config: VllmConfig) -> CUDAGraphMode:
     """The effective graph mode; eager where vLLM left it open."""
-    mode = vllm_config.compilation_config.cudagraph_mode
+    mode: CUDAGraphMode | None = vllm_config.compilation_config.cudagraph_mode
     return CUDAGraphMode.NONE if mode is None or vllm_config.model_config.enforce_eager else mode
 
 

@@ -90,7 +90,7 @@ class LaneUBatchWrapper(UBatchWrapper):
         context = get_forward_context()
         slices = context.ubatch_slices
         if slices is None or context.dp_metadata is not None:
-            return super().__call__(*args, **kwargs)
+            return super().__call__(*args, **kwargs)  # type: ignore[no-untyped-call]
         full = context.cudagraph_runtime_mode is CUDAGraphMode.FULL
         captured = self.cudagraphs.get(sum(part.num_tokens for part in slices)) if full else None
         if captured is not None:

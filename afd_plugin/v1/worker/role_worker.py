@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
@@ -30,6 +31,7 @@ from afd_plugin.observability.metrics import Publisher, Reading, readings_of
 from afd_plugin.plan import RemoteUnit
 from afd_plugin.v1.refusals import check_vllm_config
 from afd_plugin.v1.worker.failure_guard import FailureGuard
+from afd_plugin.v1.worker.fingerprints import model_dtype
 from afd_plugin.v1.worker.parent_watch import ParentWatch
 
 if TYPE_CHECKING:
@@ -70,7 +72,8 @@ class RoleWorkerMixin(_Base):
         if raw is None:
             raise ConfigRefused(
                 f"{cls.__name__} was started without additional_config['{CONFIG_KEY}']; pass "
-                f'--additional-config \'{{"{CONFIG_KEY}": {{"role": "{cls.role.value}"}}}}\' or use `afd {cls.role.value}`.'
+                f'--additional-config \'{{"{CONFIG_KEY}": {{"role": "{cls.role.value}"}}}}\' or use '
+                f"`afd {cls.role.value}`."
             )
         config = AFDConfig.parse(raw)
         if config.role is not cls.role:
@@ -83,6 +86,13 @@ class RoleWorkerMixin(_Base):
     def is_leader(self) -> bool:
         """Whether this rank talks to the other role: the first one of its lane or group."""
         return self.member_rank == 0
+
+    @property
+    def own_device(self) -> torch.device:
+        """The device that ``init_device`` chose; RuntimeError before it ran."""
+        if self.device is None:
+            raise RuntimeError("the worker's device is asked for before init_device has chosen it")
+        return self.device
 
     @property
     def member_index(self) -> int:
@@ -159,8 +169,8 @@ class RoleWorkerMixin(_Base):
             lane=lane,
             max_tokens=self.scheduler_config.max_num_batched_tokens,
             hidden_size=self.model_config.get_hidden_size(),
-            dtype=self.model_config.dtype,
-            device=self.device,
+            dtype=model_dtype(self.vllm_config),
+            device=self.own_device,
             units=tuple(bound.unit for bound in self.units),
             stages=self.afd_config.microbatches,
         )

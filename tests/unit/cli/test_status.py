@@ -30,12 +30,14 @@ def state(folder: Path, pid: int, **children: object) -> None:
 
 def test_services_of_living_launchers_are_found_and_broken_files_are_not_in_the_way(tmp_path: Path) -> None:
     state(
-        tmp_path / "afd-a", os.getpid(), **{"attention-0": {"pid": 1, "phase": "serving", "url": "http://h"}}
+        tmp_path / "afd-a",
+        os.getpid(),
+        **{"attention-0": {"pid": 1, "phase": "serving", "url": "http://example"}},
     )
     state(tmp_path / "afd-b", 2**22 + 1, **{"ffn-0": {"pid": 2, "phase": "serving"}})
     (tmp_path / "afd-c").mkdir()
     (tmp_path / "afd-c" / "state.json").write_text("{")
-    assert list(local_rows(tmp_path)) == [Row("attention-0", "http://h", 1, "serving")]
+    assert list(local_rows(tmp_path)) == [Row("attention-0", "http://example", 1, "serving")]
 
 
 def test_a_row_sums_the_workers_and_counts_the_peers_that_are_up() -> None:
