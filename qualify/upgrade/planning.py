@@ -128,7 +128,8 @@ def _inventory(request: Request, audit: Audit) -> PhaseRecord:
 def _difference(request: Request, audit: Audit) -> PhaseRecord:
     audit.diff = changes.diff(request.current, request.target)
     trees = Comparison(request.current, request.target, audit.diff)
-    findings = assess((*request.touched, *seams(request.registry)), trees)
+    own = [use for use in seams(request.registry) if use.symbol.upstream]
+    findings = assess((*request.touched, *own), trees)
     audit.touched, audit.ours = findings[: len(request.touched)], findings[len(request.touched) :]
     counts = ", ".join(f"{number} {kind}" for kind, number in audit.diff.counts().items())
     return PhaseRecord(
@@ -152,11 +153,10 @@ def grades(findings: Sequence[Assessment]) -> str:
 def _gate(request: Request, audit: Audit) -> PhaseRecord:
     if audit.own is None:
         raise RuntimeError("the gate runs after the identity phase, which starts the scan of our own sources")
-    findings = (*audit.touched, *(f for f in audit.ours if not _is_new(f)))
     material = gate.Material(
         audit.subject,
         request.target.identity,
-        findings,
+        at_stake(request, audit),
         audit.own.result(timeout=_OWN_LIMIT_S),
         _cells(request.root),
         request.decisions,
@@ -176,8 +176,15 @@ def _gate(request: Request, audit: Audit) -> PhaseRecord:
     return PhaseRecord(Phase.ARCHITECTURE_GATE, Status.PASS, evidence, "", "write the staged plan")
 
 
-def _is_new(finding: Assessment) -> bool:
-    return finding.evidence.old is None and finding.evidence.new is not None
+def at_stake(request: Request, audit: Audit) -> tuple[Assessment, ...]:
+    """The findings that an upgrade must answer.
+
+    With a revision before the upgrade these are all uses of ours that exist in the current tree. Without one our
+    seams are written against the target, so only one that the target does not have is at stake.
+    """
+    new = request.task.base == "none"
+    ours = [f for f in audit.ours if f.evidence.new is None or not (new or f.evidence.old is None)]
+    return (*audit.touched, *ours)
 
 
 def own_sources(root: Path, name: str, vllm_root: Path) -> gate.OwnSources:
@@ -200,7 +207,7 @@ def _cells(root: Path) -> dict[str, str]:
 
 
 def _plan(request: Request, audit: Audit) -> PhaseRecord:
-    audit.stages = plan.stages((*audit.touched, *(f for f in audit.ours if not _is_new(f))))
+    audit.stages = plan.stages(at_stake(request, audit))
     rows = sum(len(stage.rows) for stage in audit.stages)
     return PhaseRecord(
         Phase.PRODUCE_STAGED_PLAN,

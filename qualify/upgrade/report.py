@@ -181,7 +181,8 @@ def _our_seams(audit: planning.Audit) -> Iterator[str]:
     yield (
         f"{len(audit.ours)} uses in {len({f.use.id for f in audit.ours})} registered entries: "
         f"{planning.grades(audit.ours)}. They were written against the target, so this says where the ground under "
-        "them moved lately; what is equal in both trees is left out."
+        "them moved lately. With no revision before the upgrade nothing of ours has to be adapted; what is not graver "
+        "than MECHANICAL is left out."
     )
     yield ""
     rows = [

@@ -9,6 +9,7 @@ from textwrap import dedent
 
 import pytest
 
+from qualify.process import CommandError
 from qualify.upgrade import decisions, fetch, freeze, toml, trees
 from qualify.upgrade.decisions import Decision, DecisionKind
 from qualify.upgrade.trees import UNKNOWN, Identity
@@ -179,3 +180,31 @@ def test_an_incomplete_decision_is_refused(tmp_path: Path, old: str, new: str, w
     path.write_text(dedent(VALID).replace(old, new), encoding="utf-8")
     with pytest.raises(toml.RecordError, match=word):
         decisions.read(path)
+
+
+def test_a_wheel_that_is_not_cached_is_downloaded_by_pip_and_never_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def pip(command: list[object], **_: object) -> None:
+        commands.append([str(word) for word in command])
+        if "download" in command:
+            world.wheel(tmp_path, world.OLD, "0.26.0")
+
+    monkeypatch.setattr(fetch, "capture", pip)
+    assert fetch.wheel("0.26.0", tmp_path / "new" / "..").name.startswith("vllm-0.26.0")
+    assert commands[-1][3:6] == ["download", "--no-deps", "--only-binary=:all:"]
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["nothing downloaded", "pip fails"])
+def test_a_wheel_that_cannot_be_had_is_an_error_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    def pip(command: list[object], **_: object) -> None:
+        if not answers:
+            raise CommandError("no such release")
+
+    monkeypatch.setattr(fetch, "capture", pip)
+    with pytest.raises(fetch.FetchError, match=r"vLLM 0\.77\.0"):
+        fetch.wheel("0.77.0", tmp_path)

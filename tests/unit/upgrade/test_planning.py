@@ -53,10 +53,12 @@ def request_for(trees: Comparison, project: Path) -> Callable[..., planning.Requ
     name = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
     subprocess.run(["git", "add", "."], cwd=project, check=True, timeout=60)
     subprocess.run(["git", *name, "commit", "-q", "-m", "one"], cwd=project, check=True, timeout=60)
-    task = freeze.Task((), "none", "new")
+    task = freeze.Task((), "", "told by the test")
 
-    def make(*recorded: Decision, stated: tuple[freeze.Statement, ...] = ()) -> planning.Request:
-        told = replace(task, statements=stated)
+    def make(
+        *recorded: Decision, stated: tuple[freeze.Statement, ...] = (), base: str = "none"
+    ) -> planning.Request:
+        told = replace(task, statements=stated, base=base)
         return planning.Request(project, "plug", trees.old, trees.new, told, recorded, TOUCHED, REGISTRY)
 
     return make
@@ -105,6 +107,13 @@ def test_a_decided_audit_reports_every_touched_symbol_and_writes_nothing(
         assert f"`{use.symbol}`" in text
     assert "| engine | ARCHITECTURAL | A2:" in text
     assert "[arch](decisions/arch.toml)" in text
+    assert {row.id for stage in audit.stages for row in stage.rows} == {"engine", "helpers"}
+
+
+def test_with_a_revision_before_the_upgrade_every_use_of_ours_is_at_stake(
+    request_for: Callable[..., planning.Request],
+) -> None:
+    audit = planning.run(request_for(decided("engine"), base="a" * 40))
     assert {row.id for stage in audit.stages for row in stage.rows} == {"engine", "choose", "helpers"}
 
 
