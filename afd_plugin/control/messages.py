@@ -39,7 +39,9 @@ class MalformedMessageError(ProtocolError):
     """Bytes that are no message of this protocol version."""
 
     name = "malformed-message"
-    mend = "Find out who sends to the control port, and keep others away from it; the service drops such bytes."
+    mend = (
+        "Find out who sends to the control port, and keep others away from it; the service drops such bytes."
+    )
 
 
 class MemberId(Struct, frozen=True, array_like=True, order=True):

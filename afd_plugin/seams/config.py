@@ -18,7 +18,7 @@ SEAMS: tuple[Seam, ...] = (
             "this process has validated its configuration."
         ),
         plan="propose upstream: a microbatching option without an all-to-all backend",
-        used_by=("afd_plugin.v1.worker.microbatching", ),
+        used_by=("afd_plugin.v1.worker.microbatching",),
         afd_tests=evidence.GPU,
         native_tests=evidence.ISOLATION,
     ),
@@ -30,7 +30,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="c6558c994f2e5fcfa7facf3e57560d6fbbb60e6580ccf516768806e66a26c9b7",
         invariant="Read for each batch; two stages have no common prefix to share.",
         plan="propose upstream: a microbatching option without an all-to-all backend",
-        used_by=("afd_plugin.v1.worker.microbatching", ),
+        used_by=("afd_plugin.v1.worker.microbatching",),
         afd_tests=evidence.GPU,
         native_tests=evidence.ISOLATION,
     ),
@@ -45,7 +45,7 @@ SEAMS: tuple[Seam, ...] = (
             "holds it."
         ),
         plan="propose upstream: a loader named by class path",
-        used_by=("afd_plugin.v1.worker.role_worker", ),
+        used_by=("afd_plugin.v1.worker.role_worker",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -79,8 +79,7 @@ SURFACES: tuple[Surface, ...] = (
             "NONE": "7442757dbe278622",
         },
         invariant=(
-            "`NONE` is eager and `FULL` is one graph of the whole model, also as the mode of one "
-            "step."
+            "`NONE` is eager and `FULL` is one graph of the whole model, also as the mode of one step."
         ),
         afd_tests=evidence.WORKER,
     ),
@@ -281,8 +280,7 @@ SURFACES: tuple[Surface, ...] = (
             "weight_transfer_config": "8140c30d92f3111d",
         },
         invariant=(
-            "The parts of the configuration by name; `additional_config` is the plugin's own and is "
-            "hashed."
+            "The parts of the configuration by name; `additional_config` is the plugin's own and is hashed."
         ),
         afd_tests=evidence.WORKER,
     ),

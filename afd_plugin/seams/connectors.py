@@ -6,8 +6,7 @@ from __future__ import annotations
 from afd_plugin.seams import evidence
 from afd_plugin.seams.schema import Seam, Surface
 
-SEAMS: tuple[Seam, ...] = (
-)
+SEAMS: tuple[Seam, ...] = ()
 
 SURFACES: tuple[Surface, ...] = (
     Surface(

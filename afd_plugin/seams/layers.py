@@ -18,7 +18,7 @@ SEAMS: tuple[Seam, ...] = (
             "nowhere else, so removing it restores native construction."
         ),
         plan="propose upstream: `register_oot` as a context manager",
-        used_by=("afd_plugin.model.build", ),
+        used_by=("afd_plugin.model.build",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -33,7 +33,11 @@ SEAMS: tuple[Seam, ...] = (
             "through its quantisation method."
         ),
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.build", "afd_plugin.model.remote_runner", "afd_plugin.model.scan", ),
+        used_by=(
+            "afd_plugin.model.build",
+            "afd_plugin.model.remote_runner",
+            "afd_plugin.model.scan",
+        ),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -48,7 +52,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="6b4dbcc31b7d4edce473a86fff4ec5e9d6060abd4d8aa4cbf425903d30d1b82b",
         invariant="The constructor takes the quantisation method from here, before it creates weights.",
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -59,18 +63,16 @@ SEAMS: tuple[Seam, ...] = (
         signature="class FusedMoEMethodBase(QuantizeMethodBase)",
         sha256="93f34d0ab8608a8f96985b9d60c0b5cd7b5a4739feb17378413cd4ce0d998856",
         invariant=(
-            "A method without a kernel and without weights is complete with the methods overridden "
-            "here."
+            "A method without a kernel and without weights is complete with the methods overridden here."
         ),
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
     Seam(
         id="moe-method-create-weights",
         symbol=(
-            ""
             "vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase.create_weights"
         ),
         kind=SeamKind.OVERRIDE,
@@ -82,7 +84,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="37b91896e9a082b6a7db0fa21ae79bcf87e9d415c2b5169ae17f7c860057d6d1",
         invariant="The only place where parameters of routed experts come into being.",
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -100,7 +102,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="38baf13bfaa8cbcd452f2c4494fff04d0d4dc778a261d9f74c4ed115bb3ad909",
         invariant="Kernel warm-up calls it for every runner and accepts None.",
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -117,11 +119,10 @@ SEAMS: tuple[Seam, ...] = (
         ),
         sha256="8cac3a73c7b6768ce15ca5dfadba27e1ef97af84240af53b35bbbdf36e227e8e",
         invariant=(
-            "The sizes it returns are the ones hidden states have; returned unchanged, nothing is "
-            "padded."
+            "The sizes it returns are the ones hidden states have; returned unchanged, nothing is padded."
         ),
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -136,7 +137,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="12a77395d6d5512c58b690482b2dae7890da210a5bef04686287411e29ec37a7",
         invariant="Called once for each module with a quantisation method, after loading.",
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),

@@ -18,7 +18,13 @@ SEAMS: tuple[Seam, ...] = (
             "does so through the attributes and methods named here."
         ),
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.build", "afd_plugin.model.remote_runner", "afd_plugin.model.scan", "afd_plugin.v1.worker.ffn_role", "afd_plugin.v1.worker.ffn_service", ),
+        used_by=(
+            "afd_plugin.model.build",
+            "afd_plugin.model.remote_runner",
+            "afd_plugin.model.scan",
+            "afd_plugin.v1.worker.ffn_role",
+            "afd_plugin.v1.worker.ffn_service",
+        ),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -39,7 +45,7 @@ SEAMS: tuple[Seam, ...] = (
             "runner registers itself in the static forward context under its layer name."
         ),
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -59,7 +65,7 @@ SEAMS: tuple[Seam, ...] = (
             "applies them once."
         ),
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -78,7 +84,7 @@ SEAMS: tuple[Seam, ...] = (
             "arguments and returns its result unchanged."
         ),
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -93,7 +99,7 @@ SEAMS: tuple[Seam, ...] = (
             "loaded; an iterator that is not consumed is searched for children."
         ),
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -105,7 +111,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="5de3a3ab00b3b0db026d3cdae98ee374c179bf8b02a15119676dfa1d0c70fd4c",
         invariant="Holds what `_select_forward` returned, and is called with six positional arguments.",
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -120,7 +126,7 @@ SEAMS: tuple[Seam, ...] = (
             "everything else."
         ),
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -131,11 +137,15 @@ SEAMS: tuple[Seam, ...] = (
         signature="self.gate",
         sha256="e261d146324ba176232c858ca60260a6e8520b5625ccdceb48105efaada72587",
         invariant=(
-            "With a gate the runner computes router logits itself; with None it takes the ones it is "
-            "given."
+            "With a gate the runner computes router logits itself; with None it takes the ones it is given."
         ),
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.build", "afd_plugin.model.remote_runner", "afd_plugin.model.scan", "afd_plugin.v1.worker.attention_role", ),
+        used_by=(
+            "afd_plugin.model.build",
+            "afd_plugin.model.remote_runner",
+            "afd_plugin.model.scan",
+            "afd_plugin.v1.worker.attention_role",
+        ),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -150,7 +160,11 @@ SEAMS: tuple[Seam, ...] = (
             "through `_quant_method`."
         ),
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.build", "afd_plugin.model.remote_runner", "afd_plugin.model.scan", ),
+        used_by=(
+            "afd_plugin.model.build",
+            "afd_plugin.model.remote_runner",
+            "afd_plugin.model.scan",
+        ),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),
@@ -162,7 +176,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="71c307655c0c2953191e2027f0ddc5197d518958db2fc510ae0077c05ffaf89f",
         invariant="Used only together with the shared experts.",
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner", ),
+        used_by=("afd_plugin.model.remote_runner",),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),

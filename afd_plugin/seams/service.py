@@ -18,7 +18,7 @@ SEAMS: tuple[Seam, ...] = (
             "swallowed."
         ),
         plan="stays: a documented extension point",
-        used_by=("afd_plugin.cli.preflight", ),
+        used_by=("afd_plugin.cli.preflight",),
         afd_tests=evidence.ISOLATION,
         native_tests=evidence.ISOLATION,
     ),
@@ -30,7 +30,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="1ea99a5cc6337bf5681aeb5983cd903b70d3a006cf499f4c7b0112f426bf6033",
         invariant="Runnable as a module with the arguments of `vllm serve`.",
         plan="stays: the native way to serve without the console script",
-        used_by=("afd_plugin.demo.service", ),
+        used_by=("afd_plugin.demo.service",),
         afd_tests=evidence.NATIVE,
         native_tests=evidence.ISOLATION,
     ),
@@ -42,7 +42,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="cde5ba583f244836d13fa1a67f9e4381c929b927a8212d21e42783417be019b4",
         invariant="Maps the configured backend to an executor class without starting anything.",
         plan="propose upstream: a host for workers without an engine core",
-        used_by=("afd_plugin.cli.ffn_main", ),
+        used_by=("afd_plugin.cli.ffn_main",),
         afd_tests=evidence.WORKER,
         native_tests=evidence.ISOLATION,
     ),
@@ -57,7 +57,7 @@ SEAMS: tuple[Seam, ...] = (
             "non_block return a future."
         ),
         plan="propose upstream: a host for workers without an engine core",
-        used_by=("afd_plugin.cli.ffn_main", ),
+        used_by=("afd_plugin.cli.ffn_main",),
         afd_tests=evidence.WORKER,
         native_tests=evidence.ISOLATION,
     ),
@@ -72,11 +72,10 @@ SEAMS: tuple[Seam, ...] = (
         ),
         sha256="cae31e90e2a5d864f2bc11291f2de5a80c9b2bea8059a41f58f77efc45114026",
         invariant=(
-            "Yields a client whose engine has loaded; leaving the context ends the engine's "
-            "processes."
+            "Yields a client whose engine has loaded; leaving the context ends the engine's processes."
         ),
         plan="propose upstream: a server entry that takes a finished configuration",
-        used_by=("afd_plugin.cli.attention_main", ),
+        used_by=("afd_plugin.cli.attention_main",),
         afd_tests=evidence.SERVICE,
         native_tests=evidence.ISOLATION,
     ),
@@ -91,7 +90,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="256900703402be3f0f2746da9f2b3597394f789d7aa20f0ac2d490413d753f7f",
         invariant="Serves until SIGTERM and returns a task that ends with the server.",
         plan="propose upstream: a server entry that takes a finished configuration",
-        used_by=("afd_plugin.cli.attention_main", ),
+        used_by=("afd_plugin.cli.attention_main",),
         afd_tests=evidence.SERVICE,
         native_tests=evidence.ISOLATION,
     ),
@@ -103,7 +102,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="d5f95cb73330e854319f93096b089d39384f4e92825f8a4c610a1e2cb1139403",
         invariant="Binds the socket before the engine starts and checks the arguments.",
         plan="propose upstream: a server entry that takes a finished configuration",
-        used_by=("afd_plugin.cli.attention_main", ),
+        used_by=("afd_plugin.cli.attention_main",),
         afd_tests=evidence.SERVICE,
         native_tests=evidence.ISOLATION,
     ),

@@ -18,7 +18,10 @@ SEAMS: tuple[Seam, ...] = (
         sha256="a8ae25b21b96095affdf7ad62b78d3ebe6ef92677c7266ea2bcaea265e2f7f2a",
         invariant="Every forward pass goes through the attribute `model`, called with keywords.",
         plan="propose upstream: a per-step callback around the model call",
-        used_by=("afd_plugin.v1.worker.attention_model_runner", "afd_plugin.v1.worker.attention_role", ),
+        used_by=(
+            "afd_plugin.v1.worker.attention_model_runner",
+            "afd_plugin.v1.worker.attention_role",
+        ),
         afd_tests=evidence.GPU,
         native_tests=evidence.ISOLATION,
     ),
@@ -29,11 +32,13 @@ SEAMS: tuple[Seam, ...] = (
         signature="self.model",
         sha256="6c0368a74cbd0d6835a6441a689ec2777993db07cc015dcf1765f276bae64859",
         invariant=(
-            "May be any callable that forwards attribute reads to the model; `get_model` finds the "
-            "raw one."
+            "May be any callable that forwards attribute reads to the model; `get_model` finds the raw one."
         ),
         plan="propose upstream: a per-step callback around the model call",
-        used_by=("afd_plugin.v1.worker.attention_model_runner", "afd_plugin.v1.worker.attention_role", ),
+        used_by=(
+            "afd_plugin.v1.worker.attention_model_runner",
+            "afd_plugin.v1.worker.attention_role",
+        ),
         afd_tests=evidence.WORKER,
         native_tests=evidence.ISOLATION,
     ),
@@ -45,7 +50,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="2547d86e8e92c397d667bfcd84dceaa33eb7f692f4998a7e677c935bbd5115f0",
         invariant="Promises the raw model below all wrappers.",
         plan="propose upstream: a per-step callback around the model call",
-        used_by=("afd_plugin.v1.worker.attention_role", ),
+        used_by=("afd_plugin.v1.worker.attention_role",),
         afd_tests=evidence.WORKER,
         native_tests=evidence.ISOLATION,
     ),
@@ -64,7 +69,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="ecf67136275895c588c9e7d7278dd1691b89594d8274d76661a2476636d32514",
         invariant="Every forward pass that serves no request is made by it.",
         plan="propose upstream: a per-step callback around the model call",
-        used_by=("afd_plugin.v1.worker.attention_role", ),
+        used_by=("afd_plugin.v1.worker.attention_role",),
         afd_tests=evidence.WORKER,
         native_tests=evidence.ISOLATION,
     ),
@@ -76,7 +81,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="770ce0142def584286e3475a3d083b1898ce9f46184fc7cd6d495484273f9ecc",
         invariant="Every forward pass goes through the attribute `model`, called with keywords.",
         plan="propose upstream: a per-step callback around the model call",
-        used_by=("afd_plugin.v1.worker.cpu_attention_worker", ),
+        used_by=("afd_plugin.v1.worker.cpu_attention_worker",),
         afd_tests=evidence.WORKER,
         native_tests=evidence.ISOLATION,
     ),
@@ -87,11 +92,10 @@ SEAMS: tuple[Seam, ...] = (
         signature="self.model",
         sha256="99999e1d6a224b4eaae20d278f873575c97139405d53b612c2a0775ddc20eac5",
         invariant=(
-            "May be any callable that forwards attribute reads to the model; `get_model` finds the "
-            "raw one."
+            "May be any callable that forwards attribute reads to the model; `get_model` finds the raw one."
         ),
         plan="propose upstream: a per-step callback around the model call",
-        used_by=("afd_plugin.v1.worker.attention_role", ),
+        used_by=("afd_plugin.v1.worker.attention_role",),
         afd_tests=evidence.WORKER,
         native_tests=evidence.ISOLATION,
     ),
@@ -103,7 +107,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="eb41a7e84c671920ed4754e294af6e2ef0447d9549e07366330f5c4be325f4eb",
         invariant="Promises the raw model below all wrappers.",
         plan="propose upstream: a per-step callback around the model call",
-        used_by=("afd_plugin.v1.worker.attention_role", ),
+        used_by=("afd_plugin.v1.worker.attention_role",),
         afd_tests=evidence.WORKER,
         native_tests=evidence.ISOLATION,
     ),
@@ -118,7 +122,11 @@ SEAMS: tuple[Seam, ...] = (
             "token count."
         ),
         plan="propose upstream: microbatches without data parallelism",
-        used_by=("afd_plugin.v1.worker.announcer", "afd_plugin.v1.worker.attention_model_runner", "afd_plugin.v1.worker.microbatching", ),
+        used_by=(
+            "afd_plugin.v1.worker.announcer",
+            "afd_plugin.v1.worker.attention_model_runner",
+            "afd_plugin.v1.worker.microbatching",
+        ),
         afd_tests=evidence.GPU,
         native_tests=evidence.ISOLATION,
     ),
@@ -133,7 +141,7 @@ SEAMS: tuple[Seam, ...] = (
             "eagerly; asserts data-parallel metadata when it splits."
         ),
         plan="propose upstream: microbatches without data parallelism",
-        used_by=("afd_plugin.v1.worker.microbatching", ),
+        used_by=("afd_plugin.v1.worker.microbatching",),
         afd_tests=evidence.GPU,
         native_tests=evidence.ISOLATION,
     ),
@@ -155,7 +163,38 @@ SEAMS: tuple[Seam, ...] = (
             "descriptor, split and padding; `allow_microbatching` vetoes a split."
         ),
         plan="propose upstream: microbatches without data parallelism",
-        used_by=("afd_plugin.v1.worker.attention_model_runner", ),
+        used_by=("afd_plugin.v1.worker.attention_model_runner",),
+        afd_tests=evidence.GPU,
+        native_tests=evidence.ISOLATION,
+    ),
+    Seam(
+        id="gpu-runner-initialize-kv-cache",
+        symbol="vllm.v1.worker.gpu_model_runner:GPUModelRunner.initialize_kv_cache",
+        kind=SeamKind.OVERRIDE,
+        signature=(
+            "def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, is_profiling: bool=False) -> None"
+        ),
+        sha256="521ddb8028ebd4002a1feda205f28032c4cae975d639686c73908c6ce96a2c1e",
+        invariant=(
+            "Makes the attention groups and their metadata builders, one set per stage, before any "
+            "forward pass that uses them."
+        ),
+        plan="propose upstream: microbatches without data parallelism",
+        used_by=("afd_plugin.v1.worker.attention_model_runner",),
+        afd_tests=evidence.GPU,
+        native_tests=evidence.ISOLATION,
+    ),
+    Seam(
+        id="builder-update-block-table",
+        symbol="vllm.v1.attention.backend:AttentionMetadataBuilder.supports_update_block_table",
+        kind=SeamKind.STATE_WRITE,
+        signature="supports_update_block_table: bool",
+        sha256="509f006cec4e76a564695c0e287349de3633169a7f64a57fcf03d63b38317f21",
+        invariant=(
+            "Where it is false, each builder makes its metadata in full and shares none with another group."
+        ),
+        plan="propose upstream: metadata reuse that knows about stages",
+        used_by=("afd_plugin.v1.worker.microbatching",),
         afd_tests=evidence.GPU,
         native_tests=evidence.ISOLATION,
     ),
@@ -312,6 +351,24 @@ SURFACES: tuple[Surface, ...] = (
             "dbo_yield": "3768e745b9cd984a",
         },
         invariant="Which stage this thread runs, and giving way to the other.",
+        afd_tests=evidence.GPU,
+    ),
+    Surface(
+        id="attention-group-class",
+        owner="vllm.v1.worker.utils:",
+        names={
+            "AttentionGroup": "280aef09fc71c196",
+        },
+        invariant="The class of an attention group.",
+        afd_tests=evidence.GPU,
+    ),
+    Surface(
+        id="attention-group",
+        owner="vllm.v1.worker.utils:AttentionGroup",
+        names={
+            "metadata_builders": "b6e685978beda12a",
+        },
+        invariant="The metadata builders of a group, one per stage.",
         afd_tests=evidence.GPU,
     ),
     Surface(
