@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate over a small real project: real nox, real pytest, real git, real processes; faults are planted in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qualify import expected, gate, ledger, revision
+from qualify.cells import load
+from qualify.chain import Profile, infrastructure, parts
+from qualify.gate import Gate, Refused
+from qualify.identity import Binding
+from qualify.phases import Status
+
+NOXFILE = """
+import nox
+nox.options.default_venv_backend = "none"
+@nox.session
+def lint(session): session.run("python", "lint.py", external=True)
+@nox.session
+def typecheck(session): pass
+@nox.session
+def unit(session): session.run("python", "-m", "pytest", "-q", "tests/unit", external=True)
+"""
+TESTS = "import pytest\ndef test_one(): pass\n@pytest.mark.parametrize('x', [1, 2])\ndef test_two(x): pass\n"
+
+
+def git(root: Path, *words: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run(["git", *identity, *words], cwd=root, check=True, capture_output=True, timeout=60)
+
+
+def commit(root: Path) -> None:
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "state")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "project"
+    (root / "tests" / "unit").mkdir(parents=True)
+    (root / "qualify" / "cases").mkdir(parents=True)
+    (root / "noxfile.py").write_text(NOXFILE)
+    (root / "lint.py").write_text("print('fine')\n")
+    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\naddopts = '-p no:cacheprovider'\n")
+    (root / "tests" / "unit" / "test_a.py").write_text(TESTS)
+    cases = {"tests/unit/test_a.py::test_one": 1, "tests/unit/test_a.py::test_two": 2}
+    (root / "qualify" / "cases" / "unit.txt").write_text(expected.render(cases))
+    (root / ".gitignore").write_text(".gate/\n__pycache__/\n.nox/\n")
+    git(tmp_path, "init", "-q", str(root))
+    commit(root)
+    # the gate's plugin comes from this checkout, everything else from the small project
+    monkeypatch.setenv("PYTHONPATH", str(expected.ROOT))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("COVERAGE_PROCESS_START", raising=False)
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+    return root
+
+
+def make(root: Path, profile: Profile = Profile.LANDING) -> Gate:
+    binding = Binding("cpu", "lock", revision.revision(root), "environment")
+    return Gate(load("cpu"), profile, binding, gate.known_sessions(root), root, root / "evidence")
+
+
+def run(root: Path, profile: Profile = Profile.LANDING) -> str:
+    """Run the chain to where it stops, and say why."""
+    chain = make(root, profile)
+    chain.open(())
+    with pytest.raises(Refused) as refused:
+        chain.run()
+    return str(refused.value)
+
+
+def statuses(root: Path) -> list[tuple[str, Status]]:
+    return [(r.entry.session, r.entry.status) for r in ledger.read("cpu", root / "evidence")]
+
+
+def test_the_chain_runs_in_order_counts_cases_and_is_blocked_where_a_session_is_missing(
+    project: Path,
+) -> None:
+    assert run(project) == "package is BLOCKED: there is no session package yet"
+    assert statuses(project) == [
+        ("", Status.PASS),
+        ("lint", Status.PASS),
+        ("typecheck", Status.PASS),
+        ("unit", Status.PASS),
+        ("package", Status.BLOCKED),
+    ]
+    unit = ledger.read("cpu", project / "evidence")[3].entry
+    assert unit.counts == ledger.Counts(collected=3, passed=3, failed=0, error=0, skipped=0, xfailed=0)
+    assert unit.command == ("python", "-m", "nox", "-s", "unit")
+    assert unit.teardown.clean
+
+
+def test_a_chain_goes_on_where_it_stopped_and_anew_at_another_revision(project: Path) -> None:
+    run(project)
+    run(project)
+    assert [name for name, _ in statuses(project)][5:] == ["", "package"]
+    (project / "lint.py").write_text("print('other')\n")
+    commit(project)
+    run(project)
+    assert [name for name, _ in statuses(project)][7:] == ["", "lint", "typecheck", "unit", "package"]
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        (TESTS + "def test_bad(): assert False\n", "test_a.py::test_bad: failed"),
+        (TESTS.replace("test_one(): pass", "test_one(): pytest.skip('x')"), "test_a.py::test_one: skipped"),
+        (TESTS.replace("test_one(): pass", "test_one(): pytest.xfail('x')"), "test_a.py::test_one: xfailed"),
+        (TESTS.replace("def test_one(): pass\n", ""), "test_one: 1 cases are expected, 0 were collected"),
+        (TESTS.replace("[1, 2]", "[1]"), "test_two: 2 cases are expected, 1 were collected"),
+        (TESTS + "def test_new(): pass\n", "test_new: 1 cases, the list has 0"),
+        (TESTS + "def test_e(nothing): pass\n", "test_a.py::test_e: error"),
+        ("import nothing_of_this_name\n" + TESTS, "test_a.py could not be collected"),
+    ],
+)
+def test_a_suite_passes_only_whole(project: Path, tests: str, said: str) -> None:
+    (project / "tests" / "unit" / "test_a.py").write_text(tests)
+    commit(project)
+    assert said in run(project)
+    assert statuses(project)[-1] == ("unit", Status.FAIL)
+
+
+def test_a_case_deleted_with_its_line_in_the_list_is_found(project: Path) -> None:
+    (project / "tests" / "unit" / "test_a.py").write_text(TESTS.replace("def test_one(): pass\n", ""))
+    path = project / "qualify" / "cases" / "unit.txt"
+    path.write_text(expected.render({"tests/unit/test_a.py::test_two": 2}))
+    commit(project)
+    assert "test_one had 1 cases and has 0; say why in qualify/cases/retired.txt" in run(project)
+    (path.parent / "retired.txt").write_text(
+        "tests/unit/test_a.py::test_one: replaced by test_two's parameters\n"
+    )
+    commit(project)
+    assert run(project).startswith("package is BLOCKED")
+
+
+def test_a_process_left_behind_fails_the_session_and_is_ended(project: Path) -> None:
+    leak = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'],"
+    (project / "lint.py").write_text(leak + " start_new_session=True, stdout=subprocess.DEVNULL)\n")
+    commit(project)
+    assert "lint is FAIL:\n  left a process behind: python" in run(project)
+    left = ledger.read("cpu", project / "evidence")[-1].entry.teardown.processes
+    assert len(left) == 1
+
+
+def test_a_session_that_changes_the_tree_fails(project: Path) -> None:
+    (project / "lint.py").write_text("open('noxfile.py', 'a').write('# more\\n')\n")
+    commit(project)
+    assert "noxfile.py changed while the session ran" in run(project)
+
+
+def test_a_failure_may_be_run_again_when_landing_and_stands_when_qualifying(project: Path) -> None:
+    (project / "lint.py").write_text("raise SystemExit(3)\n")
+    commit(project)
+    assert "`nox -s lint` exited with 1" in run(project)
+    run(project)
+    assert ledger.read("cpu", project / "evidence")[-1].entry.attempt == 2
+    run(project, Profile.QUALIFYING)
+    assert "that stands until the revision is another" in run(project, Profile.QUALIFYING)
+
+
+def test_a_named_infrastructure_fault_is_tried_again_and_every_attempt_is_on_record(project: Path) -> None:
+    once = "import pathlib, sys\np = pathlib.Path('.gate/tried')\nif not p.exists():\n p.touch()\n"
+    (project / "lint.py").write_text(once + " sys.exit('OSError: [Errno 28] No space left on device')\n")
+    commit(project)
+    assert run(project).startswith("package is BLOCKED")
+    tried = [r.entry for r in ledger.read("cpu", project / "evidence") if r.entry.session == "lint"]
+    assert [(e.attempt, e.status, e.cause) for e in tried] == [
+        (1, Status.FAIL, "disk-full"),
+        (2, Status.PASS, None),
+    ]
+
+
+def test_an_identity_that_is_not_the_cells_blocks_before_anything_runs(project: Path) -> None:
+    with pytest.raises(Refused, match="FREEZE_IDENTITY is BLOCKED"):
+        make(project).open(["torch: the cell says 2.13.0, this environment has 2.12.0"])
+    assert statuses(project) == [("", Status.BLOCKED)]
+
+
+def test_infrastructure_faults_belong_to_their_sessions() -> None:
+    assert infrastructure("package", "ReadTimeoutError(...)") == "index-unreachable"
+    assert infrastructure("unit", "ReadTimeoutError(...)") is None
+    assert infrastructure("unit", "AssertionError") is None
+
+
+def test_the_qualifying_chain_runs_the_full_scope_in_shards_and_a_gpu_cell_its_own_suite() -> None:
+    full = [part.title for part in parts(load("cpu"), Profile.QUALIFYING)]
+    assert full == [
+        "lint", "typecheck", "unit", "package", "audit", "abi", "native_control", "e2e 1/3", "e2e 2/3", "e2e 3/3",
+        "accuracy", "docs", "final_audit",
+    ]  # fmt: skip
+    assert [p.title for p in parts(load("cpu"), Profile.LANDING)][7] == "e2e"
+    assert [p.title for p in parts(load("h200x1"), Profile.LANDING)][7] == "gpu_e2e"
+
+
+def test_shards_are_disjoint_whole_and_keep_a_file_together() -> None:
+    cases = {f"tests/e2e/test_{n}.py::test_{m}": 1 for n in range(20) for m in range(3)}
+    shards = [expected.of_shard(cases, f"{n}/3") for n in (1, 2, 3)]
+    assert sum(map(len, shards)) == len(cases)
+    files = [{name.partition("::")[0] for name in shard} for shard in shards]
+    assert not files[0] & files[1]
+    assert all(files)
+
+
+def test_this_noxfiles_sessions_are_known() -> None:
+    assert {"lint", "unit", "gate", "final_audit", "abi"} <= gate.known_sessions()
