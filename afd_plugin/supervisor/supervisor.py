@@ -79,6 +79,7 @@ class Supervisor:
         self._asked = 0
         self._draining = False
         self._known: list[psutil.Process] = []
+        self._serving: dict[int, str] = {}
         self._suspects: set[int] = set()
         self._probes = 0
 
@@ -205,6 +206,7 @@ class Supervisor:
         if report.phase == child.spec.ready_phase and child.name not in self._ready:
             self._ready[child.name] = report.details
             if len(self._ready) == len(self._children):
+                self._serving = {process.pid: describe(process) for process in self._members()}
                 self._on_ready(self._ready)
 
     def _note_exit(self, child: Child, code: int) -> None:
@@ -216,8 +218,24 @@ class Supervisor:
         self._fault(child.name, "child-died", describe_exit(child.name, code), fault_code)
 
     def _fault(self, child: str, error: str, message: str, code: int = 1) -> None:
+        ended = self._ended() if not self._faults else ""
+        if ended:
+            message = f"{message} Processes that had ended by then: {ended}."
         self._faults.append(Fault(child, error, message, code))
         self._say(f"{child} failed: {error}: {message}")
+
+    def _members(self) -> list[psutil.Process]:
+        return members_of(child.session for child in self._children)
+
+    def _ended(self) -> str:
+        """Those of the processes that served which are gone: what died first is among them, whoever reports it.
+
+        A child itself is not: its end has a fault of its own.
+        """
+        if not self._serving:
+            return ""
+        alive = {process.pid for process in self._members()} | {child.session for child in self._children}
+        return ", ".join(name for pid, name in self._serving.items() if pid not in alive)
 
     def _probe(self, guardian: Guardian) -> None:
         """Look for stopped processes; one seen stopped twice in a row is ended, since nothing else ends
@@ -231,7 +249,7 @@ class Supervisor:
             )
             return
         if len(self._ready) < len(self._children) or self._probes % _MEMBERS_EVERY == 0:
-            self._known = members_of(child.session for child in self._children)
+            self._known = self._members()
         self._probes += 1
         found = stopped(self._known)
         for process in found:

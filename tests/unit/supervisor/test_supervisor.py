@@ -293,3 +293,21 @@ def test_each_child_has_scratch_folders_that_are_gone_afterwards(tmp_path: Path)
     assert line.endswith("[]")
     assert folder.endswith("a-metrics")
     assert not Path(folder).exists()
+
+
+def test_a_fault_names_the_processes_that_had_ended_by_then(tmp_path: Path) -> None:
+    body = """
+    inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
+    report.phase('serving', inner=inner.pid)
+    time.sleep(1)
+    inner.kill()
+    inner.wait()
+    report.failure(PeerLost('The engine ended.'))
+    sys.exit(1)
+    """
+    run = Run(tmp_path, child("a", body))
+    inner = run.ready[0]["a"]["inner"]
+    assert run.outcome.cause is not None
+    assert run.outcome.cause.message.startswith(
+        f"The engine ended. Processes that had ended by then: {inner} ("
+    )
