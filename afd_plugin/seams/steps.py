@@ -202,6 +202,15 @@ SEAMS: tuple[Seam, ...] = (
 
 SURFACES: tuple[Surface, ...] = (
     Surface(
+        id="graph-pool-type",
+        owner="torch.cuda:",
+        names={
+            "_POOL_HANDLE": "08df3d4946984742",
+        },
+        invariant="The type of a graph's memory pool, for the type checker only.",
+        afd_tests=evidence.GPU,
+    ),
+    Surface(
         id="cuda-graph-wrapper",
         owner="vllm.compilation.cuda_graph:",
         names={
