@@ -111,8 +111,9 @@ def _evidence(use: Dependency, old: Symbol | None, new: Symbol | None, trees: Co
     before, after = trees.old.upstream.definition(old), trees.new.upstream.definition(new)
     change = trees.diff.of(old)
     share = change.alike if change is not None and change.target == new else 1.0
-    if not before or not after:  # modules
-        return Evidence(old, new, share, importable)
+    if not new.qualname or not before or not after:
+        body = normalise.digest(before) != normalise.digest(after)
+        return Evidence(old, new, share, importable, facts.Delta(body=body))
     delta = facts.compare(before, after)
     classes = before[-1], after[-1]
     gone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())

@@ -168,6 +168,9 @@ def _body(use: Dependency, seen: Evidence, fired: dict[str, str]) -> None:
         fired["B11"] = "; ".join(delta.refusals[:3])
     if not delta.body:
         return
+    if not name:
+        fired["M4"] = "statements of the module"
+        return
     lost = [fact[1:] for fact in (*delta.calls, *delta.state) if fact.startswith("-")]
     if delta.cosmetic and use.use not in _COPIES:
         fired.setdefault("M3", "the body differs in annotations, log lines or messages")

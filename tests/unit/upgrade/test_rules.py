@@ -44,6 +44,7 @@ def verdict(trees: Comparison, symbol: str, use: Use, **more: object) -> tuple[G
         (f"{R}.warm_up", Use.RECOPY, Grade.BEHAVIORAL, {"B4", "B6"}),
         ("vllm.v1.worker:total", Use.CALL, Grade.MECHANICAL, {"M2"}),
         ("vllm.version:__version__", Use.READ, Grade.BEHAVIORAL, {"B10"}),
+        ("vllm.model:", Use.READ, Grade.MECHANICAL, {"M4"}),
         ("vllm.layers.moe:Runner", Use.SUBCLASS, Grade.BEHAVIORAL, {"B8"}),
     ],
 )
