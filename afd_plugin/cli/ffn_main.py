@@ -125,7 +125,8 @@ def _match_batch_sizes(args: Namespace, afd: AFDConfig) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    config = AsyncEngineArgs.from_cli_args(as_attention).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    engine_args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(as_attention)
+    config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     args.max_num_batched_tokens = config.scheduler_config.max_num_batched_tokens
 
 
