@@ -52,7 +52,7 @@ def signature(frame: bytes) -> str:
         return type(m.decode(frame)).__name__
     except m.MalformedMessageError as error:
         text = str(error.__cause__ or error).partition("does not decode:")[2]
-        return re.sub(r"\d+|'[^']*'", "N", text).strip()
+        return re.sub(r"'.*'|\".*\"|\d+", "N", text, flags=re.DOTALL).strip()
 
 
 def mutate(generator: random.Random, frame: bytes) -> bytes:
