@@ -29,6 +29,7 @@ from afd_plugin.errors import ProtocolError
 from afd_plugin.model.scan import BoundUnit
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan, schedule
 from afd_plugin.topology import Topology
+from afd_plugin.v1.worker.fingerprints import model_dtype
 
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 """Hidden states [rows, hidden_size], and router logits [rows, width] where attention computes them."""
@@ -181,9 +182,9 @@ class FFNService:
 
     def _shared(self, group: int, unit: RemoteUnit, rows: int, received: Rows | None) -> Rows:
         """What the leader of ``group`` has ``received``, on every rank of the world. Sizes are known from the plan."""
-        world, model = self._tensor_parallel, self._vllm_config.model_config
+        world, width = self._tensor_parallel, self._vllm_config.model_config.get_hidden_size()
         leader = (group - self._sharing[0]) * self._topology.ffn_tp
-        hidden, logits = received or (torch.empty(rows, model.get_hidden_size(), dtype=model.dtype), None)
+        hidden, logits = received or (torch.empty(rows, width, dtype=model_dtype(self._vllm_config)), None)
         world.broadcast(hidden, leader)
         if not unit.router_logits:
             return hidden, None
