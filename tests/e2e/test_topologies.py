@@ -18,6 +18,7 @@ Native data parallelism, which would be the reference of the last rows, does not
 own, and so is expert parallelism. The spread is the largest difference between native engines on the same requests.
 """
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -243,6 +244,15 @@ def test_a_row_that_native_shards_alike_is_native_to_the_bit(
     check_counts(row, served.reports)
     check_exact(natives[row.native_tp], served.alone)
     assert parity.compare(natives[row.native_tp], served.together).max_abs_dlogprob <= spread
+
+
+@pytest.mark.full
+def test_a_tensor_parallel_service_of_real_interpreters_leaves_nothing(
+    checkpoints: dict[str, Path], natives: dict[int, Record], tmp_path: Path
+) -> None:
+    served = serve(R2A2F_TP, checkpoints[MODEL], Path(sys.executable), tmp_path / "afd")
+    check_counts(R2A2F_TP, served.reports)
+    check_exact(natives[2], served.alone)
 
 
 @pytest.mark.full

@@ -269,7 +269,15 @@ def end(program: Callable[[], None]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+    for path in static_shared_memory():
+        path.unlink(missing_ok=True)
     os._exit(status & 0xFF)
+
+
+def static_shared_memory() -> list[Path]:
+    """Shared memory of this process that vLLM's C++ code removes in a static destructor, which `os._exit` skips."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    return [Path(line.split(maxsplit=5)[5]) for line in lines if "/dev/shm/" in line and "-cpushm_" in line]  # noqa: S108
 
 
 def main() -> None:
