@@ -159,6 +159,11 @@ class LinkSettings:
     heartbeat_interval_s: float = 1.0
     drain_timeout_s: float = 30.0
 
+    @property
+    def silence_timeout_s(self) -> float:
+        """How long a peer may be silent: ``failure_timeout_s`` less what an error takes from here to the client."""
+        return 0.75 * self.failure_timeout_s
+
     @staticmethod
     def variable(name: str) -> str:
         """The environment variable that carries the field ``name``."""

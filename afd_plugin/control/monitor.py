@@ -6,9 +6,9 @@ listens for its children at its *hub*; each but the root dials its parent by its
 member sees is passed on to all its other neighbours, so it reaches every member with its first cause.
 
 A peer is lost when its connection closes without a farewell (seen at once, also after ``kill -9``) or when it
-has been silent for ``failure_timeout_s`` (a stopped process, a dead link). Heartbeats come from a Python
+has been silent for ``silence_timeout_s`` (a stopped process, a dead link). Heartbeats come from a Python
 thread: they prove that the process lives and its GIL is free now and then, not that its main thread makes
-progress. Long torch operations release the GIL; a C call that keeps it for ``failure_timeout_s`` looks dead.
+progress. Long torch operations release the GIL; a C call that keeps it for ``silence_timeout_s`` looks dead.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Monitor:
         if self._net.attach_due:
             moments.append(time.monotonic() + 0.01)
         for peer in self._watchable():
-            moments.append(peer.last_seen + self._settings.failure_timeout_s)
+            moments.append(peer.last_seen + self._settings.silence_timeout_s)
             if peer.lost_at is not None:
                 moments.append(peer.lost_at + FAREWELL_GRACE_S)
         return min(moments)
@@ -231,7 +231,7 @@ class Monitor:
                 self._fail(
                     PeerLost(f"{self._net.name(peer.id)} is gone: its connection to {self.me} closed."), None
                 )
-            elif now >= peer.last_seen + self._settings.failure_timeout_s:
+            elif now >= peer.last_seen + self._settings.silence_timeout_s:
                 self._fail(PeerLost(self._silence(peer)), None)
         for peer in self._net.peers.values():
             if peer.needed_until is not None and now >= peer.needed_until and not self.finishing:
@@ -241,7 +241,8 @@ class Monitor:
                 )
 
     def _silence(self, peer: Neighbour) -> str:
-        seconds = f"{self._settings.failure_timeout_s:g} s (AFD_FAILURE_TIMEOUT)"
+        settings = self._settings
+        seconds = f"{settings.silence_timeout_s:g} s (AFD_FAILURE_TIMEOUT={settings.failure_timeout_s:g})"
         if not peer.attached:
             return f"{self._net.name(peer.id)} opened no heartbeat connection to {self.me} within {seconds}."
         return (
