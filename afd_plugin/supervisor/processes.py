@@ -77,7 +77,8 @@ def end_all(sessions: Iterable[int], terminate: float) -> tuple[str, ...]:
     """End every process of ``sessions``; returns descriptions of those that needed SIGKILL.
 
     SIGTERM first, then up to ``terminate`` seconds, then SIGKILL until none is left (bounded: an
-    unkillable process, stuck in the kernel, is reported as killed and left to it).
+    unkillable process, stuck in the kernel, is reported as killed and left to it). Resource trackers are
+    spared while they may still clean up.
     """
     leaders = tuple(sessions)
     for process in members_of(leaders):
@@ -86,14 +87,30 @@ def end_all(sessions: Iterable[int], terminate: float) -> tuple[str, ...]:
     if wait_gone(leaders, terminate):
         return ()
     killed: dict[int, str] = {}
+    patience = time.monotonic() + TRACKER_S
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
         left = members_of(leaders)
         if not left:
             break
         for process in left:
+            if time.monotonic() < patience and is_resource_tracker(process):
+                continue
             killed.setdefault(process.pid, describe(process))
             with contextlib.suppress(psutil.Error):
                 process.kill()
         time.sleep(0.05)
     return tuple(killed.values())
+
+
+TRACKER_S = 2.0
+"""How long a resource tracker may take to clean up behind processes that were killed."""
+
+
+def is_resource_tracker(process: psutil.Process) -> bool:
+    """Whether it is multiprocessing's: it ignores SIGTERM, and once all that it tracks for have ended it removes the
+    shared memory that they left, and ends. Nothing else removes that memory.
+    """
+    with contextlib.suppress(psutil.Error):
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    return False

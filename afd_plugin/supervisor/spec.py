@@ -54,12 +54,17 @@ class TimeLimits:
     @property
     def answer(self) -> float:
         """From a fault until the children must have answered their clients and ended by themselves."""
-        return self.failure / 2
+        return 0.4 * self.failure
+
+    @property
+    def patience(self) -> float:
+        """How long the supervisor itself may stay stopped before its guardian ends everything."""
+        return 0.3 * self.failure
 
     @property
     def give_up(self) -> float:
         """From SIGTERM to SIGKILL after a fault: what is left of ``failure`` but for finding and for ending."""
-        return self.failure / 5
+        return 0.15 * self.failure
 
 
 @dataclass(frozen=True)

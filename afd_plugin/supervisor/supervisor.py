@@ -44,7 +44,7 @@ class Supervisor:
 
     A child that ends with 0 without having been asked to brings the others to a clean stop. A child that
     fails, a process of a child that is stopped (SIGSTOP), or a failure report (:mod:`afd_plugin.report`)
-    is a fault: the others get half of ``limits.failure`` to answer their clients and end by themselves,
+    is a fault: the others get a part of ``limits.failure`` to answer their clients and end by themselves,
     then they are ended. The first SIGTERM, SIGINT or SIGHUP begins a clean stop in ``stop_order``, the
     second one ends everything at once.
 
@@ -86,7 +86,7 @@ class Supervisor:
     def run(self) -> Outcome:
         """Start the children and return when nothing of them is left. Call it once, from the main thread."""
         with self._directory() as directory, contextlib.ExitStack() as stack:
-            guardian = Guardian(directory, self._limits.give_up, self._limits.answer)
+            guardian = Guardian(directory, self._limits.give_up, self._limits.patience)
             stack.callback(guardian.dismiss)
             self._state_file = directory / STATE_NAME
             inbox = ReportInbox(directory, self._events.put)
@@ -286,13 +286,14 @@ class Supervisor:
         bounded.
         """
         deadline = time.monotonic() + self._limits.drain
-        everyone_at_once = len(self._ready) < len(self._children)
-        orders = sorted({child.spec.stop_order for child in self._children})
+        if len(self._ready) < len(self._children):
+            self._stop_starting(deadline)
+            orders: list[int] = []
+        else:
+            orders = sorted({child.spec.stop_order for child in self._children})
         for position, order in enumerate(orders):
             group = [child for child in self._children if child.spec.stop_order == order]
-            if everyone_at_once:
-                group = self._children
-            elif position:
+            if position:
                 self._wait_for(group, min(deadline, time.monotonic() + self._limits.drain / 3))
             for child in group:
                 if child.running and not self._faults and self._asked < 2:
@@ -310,6 +311,21 @@ class Supervisor:
             )
         elif self._faults and self._asked < 2:
             self._await_in_band(self._limits.answer)
+
+    def _stop_starting(self, deadline: float) -> None:
+        """Stop a service that serves nobody yet: every process is told, since nothing is in flight and a
+        worker that still starts hears of its parent's end only after it has loaded.
+        """
+        for child in self._children:
+            if child.running:
+                self._say(f"asking {child.name} to stop")
+                child.ask_to_stop()
+        roots = {child.session for child in self._children}
+        for process in members_of(roots):
+            if process.pid not in roots:
+                with contextlib.suppress(psutil.Error):
+                    process.terminate()
+        self._wait_for(self._children, deadline)
 
     def _wait_for(self, group: Sequence[Child], deadline: float) -> None:
         while any(child.running for child in group) and not self._faults and self._asked < 2:

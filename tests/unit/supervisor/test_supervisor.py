@@ -311,3 +311,31 @@ def test_a_fault_names_the_processes_that_had_ended_by_then(tmp_path: Path) -> N
     assert run.outcome.cause.message.startswith(
         f"The engine ended. Processes that had ended by then: {inner} ("
     )
+
+
+def test_shared_memory_of_killed_processes_is_removed(tmp_path: Path) -> None:
+    body = """
+    from multiprocessing import resource_tracker, shared_memory
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    block = shared_memory.SharedMemory(create=True, size=4096)
+    report.phase('serving', block=block.name)
+    report.failure(PeerLost('The peer is gone.'))
+    time.sleep(60)
+    """
+    run = Run(tmp_path, child("a", body))
+    assert run.outcome.killed
+    assert not Path("/dev/shm", str(run.ready[0]["a"]["block"])).exists()  # noqa: S108
+    assert run.left() == []
+
+
+def test_a_stop_during_start_reaches_the_workers_that_still_start(tmp_path: Path) -> None:
+    body = f"""
+    inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
+    time.sleep(0.3)
+    os.kill({os.getpid()}, signal.SIGTERM)
+    inner.wait()
+    """
+    begun = time.monotonic()
+    run = Run(tmp_path, child("a", body))
+    assert run.outcome == Outcome(0, asked_to_stop=True)
+    assert time.monotonic() - begun < 8
