@@ -28,6 +28,7 @@ from afd_plugin.supervisor.ports import PortReservation
 from afd_plugin.supervisor.processes import describe, members_of
 from tests.e2e.harness import environment
 from tests.e2e.services import flags
+from tests.e2e.teardown import in_use, shared_memory
 
 BOUND_S = 10.0
 """The default bound of the product: from the fault to the client's error."""
@@ -177,19 +178,36 @@ class Deployment:
     """Both launchers; a context manager that leaves no process."""
 
     def __init__(
-        self, model: Path, folder: Path, ports: tuple[int, int], ffn_command: Sequence[str] = (), **env: str
+        self,
+        model: Path,
+        folder: Path,
+        ports: tuple[int, int],
+        ffn_command: Sequence[str] = (),
+        *,
+        together: bool = False,
+        **env: str,
     ) -> None:
-        """Start both at once. `ports` are those of the rendezvous and of HTTP; `ffn_command` replaces `afd ffn`."""
+        """Start both at once. `ports` are those of the rendezvous and of HTTP; `ffn_command` replaces `afd ffn`.
+
+        `together`: by one `afd serve`, which then is both launchers. Two launchers cannot tell a role that failed
+        before they met from one that is late, so there only the rendezvous timeout bounds a start.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.temporary = Path(tempfile.mkdtemp(prefix="chaos-"))
         self.rendezvous, self.http = ports
         self._env = environment({"AFD_TOKEN": "chaos", "TMPDIR": str(self.temporary), **env})
         self._sessions: set[int] = set()
+        self._shared_memory = shared_memory()
         self.began = time.monotonic()
         address = f"127.0.0.1:{self.rendezvous}"
         vllm = [str(model), "--served-model-name", "m", *flags(ENGINE)]
         afd = [sys.executable, "-m", "afd_plugin.cli"]
+        if together:
+            self.attention = self.ffn = self._launch(
+                "serve", [*afd, "serve", "--port", str(self.http), *vllm]
+            )
+            return
         self.ffn = self._launch("ffn", list(ffn_command) or [*afd, "ffn", "--listen", address, *vllm])
         self.attention = self._launch(
             "attention", [*afd, "attention", "--peer", address, "--port", str(self.http), *vllm]
@@ -313,8 +331,13 @@ class Deployment:
         launchers = (self.attention, self.ffn)
         seen.exit_codes = tuple(launcher.process.wait(timeout=5) for launcher in launchers)  # type: ignore[assignment]
         seen.last_lines = tuple(launcher.last_line() for launcher in launchers)  # type: ignore[assignment]
-        seen.files = sorted(str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*"))
+        seen.files = self.remains()
         return seen
+
+    def remains(self) -> list[str]:
+        """Temporary files, and shared memory that no process of anybody maps."""
+        files = [str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*")]
+        return sorted(files) + sorted(shared_memory() - self._shared_memory - in_use())
 
     def stop(self) -> tuple[int, int]:
         """A clean stop of attention, which ends the FFN; the exit codes."""

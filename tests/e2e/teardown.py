@@ -20,6 +20,11 @@ import psutil
 MARKER = "AFD_E2E_CASE"
 """Every process of a case carries it in its environment."""
 
+TITLE_PREFIX = "VLLM_PROCESS_NAME_PREFIX"
+"""vLLM's variable for what its process titles begin with. A title overwrites the environment that others see, so the
+mark is part of it.
+"""
+
 FORCE = re.compile(r"SIGKILL|force killing")
 """What the supervisor and vLLM's executors and process managers write when they end a process by force."""
 
@@ -40,7 +45,11 @@ class Traces:
     def __init__(self) -> None:
         self.marker = secrets.token_hex(8)
         self.folder = Path(tempfile.mkdtemp(prefix="afd-"))
-        self.environment = {MARKER: self.marker, "TMPDIR": str(self.folder)}
+        self.environment = {
+            MARKER: self.marker,
+            TITLE_PREFIX: f"VLLM-{self.marker}",
+            "TMPDIR": str(self.folder),
+        }
         self._shared_memory = shared_memory()
         self._ports: set[tuple[str, int]] = set()
 
@@ -97,11 +106,13 @@ def nothing_left(logs: Path | None = None) -> Iterator[Traces]:
 
 
 def marked(marker: str) -> list[psutil.Process]:
-    """Every live process whose environment carries `marker`."""
+    """Every live process whose environment or vLLM title carries `marker`."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARKER) == marker and process.status() != psutil.STATUS_ZOMBIE:
+            titled = any(word.startswith(f"VLLM-{marker}::") for word in process.cmdline()[:1])
+            ours = titled or process.environ().get(MARKER) == marker
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
