@@ -25,13 +25,16 @@ class State(str, enum.Enum):
 class Claim:
     """One thing that the project says it does: the layer it belongs to, and the sessions that prove it on a cell.
 
-    `unit` alone makes a claim "unit only". No cells means that the project refuses it by name.
+    With `unit` the unit tests cover the claim's code, so that without its own sessions it is "unit only". A claim
+    that is `refused` is what the project refuses by name. Without a cell nothing can validate a claim.
     """
 
     layer: str
     text: str
     cells: tuple[str, ...]
     sessions: tuple[str, ...]
+    unit: bool = False
+    refused: bool = False
 
 
 CLAIMS = (
@@ -53,8 +56,8 @@ CLAIMS = (
     Claim("3 CUDA runtime", "two H200 of one host", ("h200x2",), ("gpu_e2e",)),
     Claim("3 CUDA runtime", "accuracy on the GPU", ("h200x1",), ("accuracy",)),
     Claim("4 hosts", "roles on several hosts", (), ()),
+    Claim("all", "what docs/refusals.md names", (), (), refused=True),
 )
-"""`()` for cells: no cell for it exists, so nothing can validate it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,11 @@ def rows(ledgers: Mapping[str, Sequence[Record]], revisions: Mapping[str, str]) 
     """The matrix; `revisions` maps each cell to the revision that is current, `ledgers` to its sound records."""
     made = []
     for claim in CLAIMS:
-        if not claim.cells:
+        if claim.refused:
+            made.append(
+                Row(claim.layer, claim.text, "any", State.UNSUPPORTED, "refused by name before serving")
+            )
+        elif not claim.cells:
             made.append(Row(claim.layer, claim.text, "none", State.UNVALIDATED, "no cell for it exists"))
         for cell in claim.cells:
             state, why = judged(claim, ledgers.get(cell, ()), revisions.get(cell, ""))
@@ -83,17 +90,17 @@ def rows(ledgers: Mapping[str, Sequence[Record]], revisions: Mapping[str, str]) 
 def judged(claim: Claim, records: Sequence[Record], revision: str) -> tuple[State, str]:
     """A claim's state on one cell and the reason.
 
-    validated: the last record of each session at this revision is PASS. A PASS of another revision only is
-    historical. A claim of the runtime whose own sessions have no PASS but whose unit tests passed is unit only.
+    validated: the last record of each session at this revision is PASS. unit only: its own sessions have not run at
+    this revision and the unit tests passed. historical: only another revision has a PASS.
     """
     now = {record.entry.session: record.entry for record in records if record.entry.revision == revision}
     found = [now[name] for name in claim.sessions if name in now]
     if len(found) == len(claim.sessions) and all(entry.status is Status.PASS for entry in found):
-        state = State.UNIT_ONLY if claim.sessions == ("unit",) else State.VALIDATED
-        return state, "; ".join(map(_cited, found))
-    failed = next((entry for entry in found if entry.status is not Status.PASS), None)
-    if failed is not None:
-        return State.UNVALIDATED, f"{failed.session}: {failed.status.value} at this revision"
+        return State.VALIDATED, "; ".join(map(_cited, found))
+    if failed := [entry for entry in found if entry.status is not Status.PASS]:
+        return State.UNVALIDATED, f"{failed[0].session}: {failed[0].status.value} at this revision"
+    if claim.unit and "unit" in now and now["unit"].status is Status.PASS:
+        return State.UNIT_ONLY, _cited(now["unit"])
     old = [r.entry for r in records if r.entry.session in claim.sessions and r.entry.status is Status.PASS]
     if old:
         return State.HISTORICAL, f"{_cited(old[-1])} of revision {old[-1].revision[:12]}"
