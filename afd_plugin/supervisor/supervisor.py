@@ -32,6 +32,9 @@ _PROGRESS_SECONDS = 15.0
 _MEMBERS_EVERY = 5  # probes between two full listings of processes, once the service is ready
 _OWN = "afd"
 
+_MAX_FOLDER = 107 - 41
+"""A socket's path has at most 107 bytes; vLLM puts sockets with names of 36 into its temporary folder."""
+
 STATE_NAME = "state.json"
 """File in the supervisor's directory (``afd-*`` among the temporary files) with the children's phases."""
 
@@ -110,7 +113,7 @@ class Supervisor:
     @contextlib.contextmanager
     def _directory() -> Iterator[Path]:
         name = tempfile.mkdtemp(prefix="afd-")
-        if len(name) > 90:  # a socket path has at most 107 bytes
+        if len(name) > _MAX_FOLDER:
             os.rmdir(name)
             name = tempfile.mkdtemp(prefix="afd-", dir="/tmp")
         try:

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -76,7 +77,7 @@ def await_that(condition: Callable[[], bool], complaint: str, seconds: float = 1
 
 @contextmanager
 def launched(
-    python: Path, commands: Mapping[str, list[str]], folder: Path
+    python: Path, commands: Mapping[str, list[str]], folder: Path, temporary: Path
 ) -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
     """The commands as a service manager would run them, one log each."""
     processes = {}
@@ -85,7 +86,7 @@ def launched(
             log = stack.enter_context((folder / f"{role}.log").open("wb"))
             processes[role] = subprocess.Popen(
                 [str(python), "-m", "afd_plugin.cli", *words],
-                env=environment({"PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}),
+                env=environment({"PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -119,10 +120,19 @@ def test_the_examples_start_a_service_that_shows_itself_as_documented(
     assert commands == {role: compose_command(role, variables) for role in commands}
 
     attention, ffn = (f"http://127.0.0.1:{port}" for port in (http.port, status.port))
-    with launched(Path(sys.executable), commands, tmp_path) as processes:
-        await_that(lambda: get(f"{ffn}/health")[0] == 200, "the FFN's endpoint does not answer")
+    with (
+        tempfile.TemporaryDirectory(prefix="ops-") as temporary,
+        launched(Path(sys.executable), commands, tmp_path, Path(temporary)) as processes,
+    ):
+
+        def answers(url: str) -> bool:
+            for role, process in processes.items():
+                assert process.poll() is None, (tmp_path / f"{role}.log").read_text()[-3000:]
+            return get(f"{url}/health")[0] == 200
+
+        await_that(lambda: answers(ffn), "the FFN's endpoint does not answer")
         assert get(f"{ffn}/ready")[0] == 503
-        await_that(lambda: get(f"{attention}/health")[0] == 200, "attention does not answer")
+        await_that(lambda: answers(attention), "attention does not answer")
         assert get(f"{ffn}/ready") == (200, "serving\n")
         generation, _ = Endpoint("127.0.0.1", http.port, "m").complete("Hello", 16)
         assert len(generation.token_ids) == 16
@@ -141,13 +151,13 @@ def test_the_examples_start_a_service_that_shows_itself_as_documented(
 
         shown = subprocess.run(
             [sys.executable, "-m", "afd_plugin.cli", "status", "--json"],
-            env={**os.environ, "TMPDIR": str(tmp_path)},
+            env={**os.environ, "TMPDIR": temporary},
             capture_output=True,
             text=True,
             timeout=60,
-            check=True,
+            check=False,  # 1 where another service of this user is not well
         )
-        rows = {row["name"]: row for row in json.loads(shown.stdout)}
+        rows = {row["name"]: row for row in json.loads(shown.stdout) if row["url"] in (attention, ffn)}
         assert set(rows) == {"attention-0", "ffn-0"}
         assert all(row["well"] and row["phase"] == "serving" for row in rows.values())
         assert rows["attention-0"]["steps"] == rows["ffn-0"]["steps"] >= 16
@@ -157,7 +167,7 @@ def test_the_examples_start_a_service_that_shows_itself_as_documented(
         assert processes["attention"].wait(timeout=60) == 0
         assert processes["ffn"].wait(timeout=60) == 0
         assert members_of([process.pid for process in processes.values()]) == []
-    assert list(tmp_path.glob("afd-*")) == []
+        assert list(Path(temporary).iterdir()) == []
     logs = [(tmp_path / f"{role}.log").read_text(encoding="utf-8") for role in commands]
     epochs = [re.findall(r"afd event=connected .*epoch=([0-9a-f]+)", log) for log in logs]
     assert epochs[0] == epochs[1]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Mapping
@@ -339,3 +340,14 @@ def test_a_stop_during_start_reaches_the_workers_that_still_start(tmp_path: Path
     run = Run(tmp_path, child("a", body))
     assert run.outcome == Outcome(0, asked_to_stop=True)
     assert time.monotonic() - begun < 8
+
+
+def test_a_long_temporary_folder_leaves_room_for_the_sockets_of_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    run = Run(tmp_path, child("a", "print('folder', os.environ['TMPDIR'])\nreport.phase('serving')"))
+    (line,) = [line for line in run.log.splitlines() if "folder" in line]
+    assert len(line.split()[2]) + 1 + 36 <= 107
