@@ -158,9 +158,10 @@ def _from_git(clone: Path, revision: str, root: Path) -> Identity:
 
 def _folder_identity(folder: Path) -> Identity:
     version = re.search(r"^__version__ = (?:version = )?'([^']+)'", _version_file(folder), re.MULTILINE)
-    return Identity(
-        "folder", "vllm", version[1] if version else UNKNOWN, stated_commit(folder), _tree_digest(folder)
-    )
+    stated = version[1] if version else UNKNOWN
+    metadata = sorted(folder.parent.glob("vllm*.dist-info/METADATA"))
+    pins = _requires(metadata[0].read_text(encoding="utf-8")) if len(metadata) == 1 else {}
+    return Identity("folder", "vllm", stated, stated_commit(folder), _tree_digest(folder), pins)
 
 
 def stated_commit(folder: Path) -> str:

