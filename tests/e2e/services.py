@@ -90,7 +90,7 @@ def running(
         Service(command, model, "m", engine, folder, environment({**traces.environment, **env})) as service,
     ):
         service.await_ready()
-        traces.note_ports()
+        traces.note()
         yield service
         status = service.stop()
         if status:

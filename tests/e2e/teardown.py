@@ -2,14 +2,15 @@
 """What every end-to-end test holds a service to when it is over: nothing of it is left, and nothing had to be killed.
 
 Looked at are processes (by a mark in their environment, whoever their parent is by then), the ports they listened on,
-shared memory, and temporary files: each case has a temporary folder of its own, which must be empty in the end. A line
-in a log that says that a process was ended by force fails the case as well.
+shared memory that they mapped, and temporary files: each case has a folder of its own for these, which must be empty
+in the end. A line in a log that says that a process was ended by force fails the case as well.
 """
 
 import re
 import secrets
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,9 @@ mark is part of it.
 
 FORCE = re.compile(r"SIGKILL|force killing")
 """What the supervisor and vLLM's executors and process managers write when they end a process by force."""
+
+WATCH_S = 2.0
+"""How often a case's processes are looked at while it runs."""
 
 GRACE_S = 10.0
 """How long the last processes of a case may take to be gone."""
@@ -50,25 +54,28 @@ class Traces:
             TITLE_PREFIX: f"VLLM-{self.marker}",
             "TMPDIR": str(self.folder),
         }
-        self._shared_memory = shared_memory()
+        self._shared_memory: set[str] = set()
         self._ports: set[tuple[str, int]] = set()
 
-    def note_ports(self) -> None:
-        """Remember the ports that the case's processes listen on now."""
+    def note(self) -> None:
+        """Remember the ports that the case's processes listen on now, and the shared memory that they map."""
         for process in marked(self.marker):
             try:
                 connections = process.net_connections("inet")
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
             self._ports |= {one.laddr for one in connections if one.status == psutil.CONN_LISTEN}
+            self._shared_memory |= set(mapped(Path(f"/proc/{process.pid}/maps")))
 
     def found(self, logs: Path | None = None) -> list[str]:
         """End what still runs, and say what was left or needed force: one sentence each."""
         faults = [f"the process {named} was left" for named in end_marked(self.marker)]
         listening = {one.laddr for one in psutil.net_connections("inet") if one.status == psutil.CONN_LISTEN}
         faults += [f"{host}:{port} is still listened on" for host, port in sorted(self._ports & listening)]
-        orphans = shared_memory() - self._shared_memory
-        faults += [f"the shared memory {path} was left" for path in sorted(orphans - in_use())]
+        orphans = {path for path in self._shared_memory if Path(path).exists()}
+        faults += [
+            f"the shared memory {path} was left" for path in sorted(orphans - in_use() if orphans else ())
+        ]
         faults += [f"the temporary file {path.name} was left" for path in self._files()]
         for log in sorted(logs.glob("*.log")) if logs else ():
             text = log.read_text(encoding="utf-8", errors="replace")
@@ -92,6 +99,14 @@ def nothing_left(logs: Path | None = None) -> Iterator[Traces]:
         logs: folder of the case's logs (`*.log`), which are searched for a process that was ended by force.
     """
     traces = Traces()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(WATCH_S):
+            traces.note()
+
+    watcher = threading.Thread(target=watch, name="traces", daemon=True)
+    watcher.start()
     try:
         try:
             yield traces
@@ -102,6 +117,8 @@ def nothing_left(logs: Path | None = None) -> Iterator[Traces]:
         if faults:
             raise CaseFailed("; ".join(faults))
     finally:
+        over.set()
+        watcher.join(GRACE_S)
         traces.remove()
 
 
@@ -130,23 +147,19 @@ def end_marked(marker: str) -> list[str]:
     return named
 
 
-def shared_memory() -> set[str]:
-    """Every file in the system's shared memory."""
-    folder = Path("/dev/shm")  # noqa: S108
-    return {str(path) for path in folder.iterdir()} if folder.is_dir() else set()
-
-
 def in_use() -> set[str]:
-    """Shared memory that a live process maps: another service's, not a leftover of one that has ended."""
+    """Shared memory that some live process maps."""
     found: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        found |= set(_mapped(maps))
+        found |= set(mapped(maps))
     return found
 
 
-def _mapped(maps: Path) -> Iterable[str]:
+def mapped(maps: Path) -> Iterable[str]:
+    """The files of shared memory in one process's memory map, as long as they have their names."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # the process has ended, or is not ours
         return ()
-    return (line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line)  # noqa: S108
+    paths = (line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line)  # noqa: S108
+    return (path for path in paths if not path.endswith(" (deleted)"))

@@ -36,7 +36,7 @@ def process(traces: Traces, code: str) -> Iterator["subprocess.Popen[str]"]:
 def test_a_case_that_leaves_nothing_passes(tmp_path: Path) -> None:
     (tmp_path / "server.log").write_text("stopped\n", encoding="utf-8")
     with nothing_left(tmp_path) as traces, process(traces, "input()") as child:
-        traces.note_ports()
+        traces.note()
         child.communicate("\n")
     assert not traces.folder.exists()
 
@@ -62,25 +62,28 @@ def test_a_temporary_file_that_is_left_is_named() -> None:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="this system has no /dev/shm")
-def test_shared_memory_that_is_left_is_named_unless_a_live_process_uses_it() -> None:
+def test_shared_memory_of_the_case_that_is_left_is_named_unless_a_live_process_uses_it() -> None:
     path = SHARED / f"test-teardown-{secrets.token_hex(4)}"
-    traces = Traces()
+    code = (
+        f"import mmap; f = open({str(path)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 4096); "
+        "print(1, flush=True); input()"
+    )
+    ours, theirs = Traces(), Traces()
     path.write_bytes(b"0" * 4096)
     try:
-        assert traces.found() == [f"the shared memory {path} was left"]
-        code = (
-            f"import mmap; f = open({str(path)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 4096); "
-            "print(1, flush=True); input()"
-        )
-        other = Traces()
-        with process(other, code) as child:
-            assert child.stdout is not None
-            child.stdout.readline()
-            assert traces.found() == []
-        other.remove()
+        with process(ours, code) as one, process(theirs, code) as other:
+            for child in (one, other):
+                assert child.stdout is not None
+                child.stdout.readline()
+            ours.note()
+            one.communicate("\n")
+            assert ours.found() == []
+        assert ours.found() == [f"the shared memory {path} was left"]
+        assert theirs.found() == []
     finally:
         path.unlink()
-        traces.remove()
+        ours.remove()
+        theirs.remove()
 
 
 def test_a_port_that_is_still_listened_on_is_named() -> None:
@@ -89,7 +92,7 @@ def test_a_port_that_is_still_listened_on_is_named() -> None:
     with process(traces, code) as child:
         assert child.stdout is not None
         port = int(child.stdout.readline())
-        traces.note_ports()
+        traces.note()
         traces.marker = "another"  # so that the process counts as gone and only its port gives it away
         assert traces.found() == [f"127.0.0.1:{port} is still listened on"]
     traces.marker = "none"
