@@ -37,6 +37,7 @@ def render(audit: planning.Audit, command: str, day: str) -> str:
             *_inventory(audit),
             *_difference(audit, audit.diff),
             *_classification(audit),
+            *_dispositions(audit),
             *_our_seams(audit),
         ]
         lines += [*_gate(audit), *_plan(audit), *_closing(audit)]
@@ -173,6 +174,24 @@ def _classification(audit: planning.Audit) -> Iterator[str]:
         for f in audit.touched
     ]
     yield from table(("entry", "symbol", "used by", "change", "class", "reasons"), rows)
+    yield ""
+
+
+def _dispositions(audit: planning.Audit) -> Iterator[str]:
+    yield from ("## Patch audit: what becomes of each entry", "")
+    uses = {f.use.id: f.use for f in audit.touched}
+    rows = [
+        (
+            use.id,
+            use.use.value,
+            use.lane,
+            use.invariant,
+            use.disposition.value if use.disposition else "",
+            use.now,
+        )
+        for use in uses.values()
+    ]
+    yield from table(("entry", "used by", "lane", "it was for", "disposition", "now"), rows)
     yield ""
 
 

@@ -106,6 +106,7 @@ def test_a_decided_audit_reports_every_touched_symbol_and_writes_nothing(
     for use in TOUCHED:
         assert f"`{use.symbol}`" in text
     assert "| engine | ARCHITECTURAL | A2:" in text
+    assert "| steady | override | all | a step | port | - |" in text
     assert "[arch](decisions/arch.toml)" in text
     assert {row.id for stage in audit.stages for row in stage.rows} == {"engine", "helpers"}
 
