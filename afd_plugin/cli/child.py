@@ -38,41 +38,57 @@ def run_child(serve: Callable[[Namespace, AFDConfig], None], argv: Sequence[str]
 
     A failure is reported to the launcher and written as one sentence; its traceback only with
     ``AFD_DEBUG``, except for an error nobody foresaw. A request to stop before the service was ready is a
-    clean end.
+    clean end, whatever it breaks on its way.
     """
+    stop = StopRequest()
     try:
         report.phase("importing vLLM")
-        with interruptible():
+        with stop.interrupting():
             afd = AFDConfig.parse(json.loads(argv[0]))
             check_environment(os.environ)
             serve(parse_vllm_arguments(argv[1:], afd), afd)
-    except KeyboardInterrupt:
-        return 0
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except AFDError as error:
+        if stop.seen:
+            return 0
         report.failure(error)
         if os.environ.get(DEBUG_VARIABLE):
             traceback.print_exc()
         sys.stderr.write(f"afd: {error.line()}\n")
         return error.exit_code
     except Exception as error:  # noqa: BLE001  (the outermost frame: reported, shown and turned into an exit code)
+        if stop.seen:
+            return 0
         report.failure(error)
         traceback.print_exc()
         return 1
     return 0
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, until something with a better answer takes the signal over."""
+class StopRequest:
+    """SIGTERM as an exception, until something with a better answer takes the signal over."""
 
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
+    def __init__(self) -> None:
+        self.seen = False
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """SIGTERM raises ``SystemExit(0)`` in the main thread.
+
+        Not ``KeyboardInterrupt``: vLLM's ``zmq_socket_ctx`` swallows that one, and with it the request to
+        stop that arrives while its engine cores start.
+        """
+
+        def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+            self.seen = True
+            raise SystemExit(0)
+
+        before = signal.signal(signal.SIGTERM, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def parse_vllm_arguments(argv: Sequence[str], afd: AFDConfig) -> Namespace:

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from afd_plugin.cli.child import checked_config, parse_vllm_arguments
+from afd_plugin.cli.child import StopRequest, checked_config, parse_vllm_arguments
 from afd_plugin.config import AFDConfig, Role
 from afd_plugin.errors import ConfigRefused, ModelRefused, UnsupportedFeature
 from afd_plugin.topology import Topology
@@ -118,6 +120,26 @@ def test_the_ffn_takes_the_attention_roles_batch_size(moe_model: str) -> None:
             _match_batch_sizes(args, afd)
         sizes.append(checked_config(args, afd).scheduler_config.max_num_batched_tokens)
     assert sizes[0] == sizes[1]
+
+
+def _wait_as_vllm_does(address: str, stop: StopRequest) -> None:
+    import zmq
+    from vllm.utils.network_utils import zmq_socket_ctx
+
+    with stop.interrupting(), zmq_socket_ctx(address, zmq.ROUTER, bind=True) as waiting:
+        os.kill(os.getpid(), signal.SIGTERM)
+        waiting.poll(5_000)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # vLLM leaves the socket to its context
+def test_a_request_to_stop_gets_through_vllms_start_up_wait(tmp_path_factory: pytest.TempPathFactory) -> None:
+    stop = StopRequest()
+    with pytest.raises(SystemExit) as ended:
+        _wait_as_vllm_does(f"ipc://{tmp_path_factory.mktemp('s')}/s", stop)
+    assert ended.value.code == 0
+    assert stop.seen
 
 
 @pytest.mark.parametrize("role", list(Role))
