@@ -40,7 +40,7 @@ def serve(args: Namespace, afd: AFDConfig) -> None:
         ) from None
     if not args.uds:
         args.port = http_socket.getsockname()[1]
-        listening = f"{'https' if args.ssl_certfile else 'http'}://{join_address(args.host, args.port)}"
+        listening = f"{'https' if args.ssl_certfile else 'http'}://{join_address(args.host or '127.0.0.1', args.port)}"
     try:
         with http_socket:
             uvloop.run(_serve_http(args, listening, http_socket))
