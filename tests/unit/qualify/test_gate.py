@@ -51,7 +51,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "tests" / "unit" / "test_a.py").write_text(TESTS)
     cases = {"tests/unit/test_a.py::test_one": 1, "tests/unit/test_a.py::test_two": 2}
     (root / "qualify" / "cases" / "unit.txt").write_text(expected.render(cases))
-    (root / ".gitignore").write_text(".gate/\n__pycache__/\n.nox/\n")
+    (root / ".gitignore").write_text(".coverage*\n.gate/\n__pycache__/\n.nox/\n")
     git(tmp_path, "init", "-q", str(root))
     commit(root)
     # the gate's plugin comes from this checkout, everything else from the small project
