@@ -122,6 +122,7 @@ SURFACES: tuple[Surface, ...] = (
         id="engine-args",
         owner="vllm.engine.arg_utils:EngineArgs",
         names={
+            "create_engine_config": "f83025fc105d5fff",
             "from_cli_args": "68341393d9a2c8b4",
         },
         invariant="Engine arguments from a parsed command line, and the complete configuration from them.",
