@@ -28,7 +28,6 @@ from afd_plugin.supervisor.ports import PortReservation
 from afd_plugin.supervisor.processes import describe, members_of
 from tests.e2e.harness import environment
 from tests.e2e.services import flags
-from tests.e2e.teardown import in_use, shared_memory
 
 BOUND_S = 10.0
 """The default bound of the product: from the fault to the client's error."""
@@ -198,7 +197,7 @@ class Deployment:
         self.rendezvous, self.http = ports
         self._env = environment({"AFD_TOKEN": "chaos", "TMPDIR": str(self.temporary), **env})
         self._sessions: set[int] = set()
-        self._shared_memory = shared_memory()
+        self._shared_memory: set[str] = set()
         self.began = time.monotonic()
         address = f"127.0.0.1:{self.rendezvous}"
         vllm = [str(model), "--served-model-name", "m", *flags(ENGINE)]
@@ -260,6 +259,7 @@ class Deployment:
     def await_ready(self) -> float:
         """Wait until HTTP is healthy; the seconds since the start."""
         self._await(self._healthy, "the service is not ready")
+        self._note_shared_memory()
         return time.monotonic() - self.began
 
     def _healthy(self) -> bool:
@@ -284,7 +284,14 @@ class Deployment:
             return len(found) == 1
 
         self._await(look, f"there is no {victim.value}")
+        self._note_shared_memory()
         return found[0]
+
+    def _note_shared_memory(self) -> None:
+        for process in self.family():
+            with contextlib.suppress(psutil.Error, OSError):
+                paths = {mapped.path for mapped in process.memory_maps()}
+                self._shared_memory |= {path for path in paths if path.startswith("/dev/shm/")}  # noqa: S108
 
     def _is(self, process: psutil.Process, victim: Victim) -> bool:
         if victim is Victim.ATTENTION_LAUNCHER:
@@ -335,9 +342,9 @@ class Deployment:
         return seen
 
     def remains(self) -> list[str]:
-        """Temporary files, and shared memory that no process of anybody maps."""
+        """Temporary files, and shared memory that processes of this service were seen to map."""
         files = [str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*")]
-        return sorted(files) + sorted(shared_memory() - self._shared_memory - in_use())
+        return sorted(files) + sorted(path for path in self._shared_memory if Path(path).exists())
 
     def stop(self) -> tuple[int, int]:
         """A clean stop of attention, which ends the FFN; the exit codes."""
