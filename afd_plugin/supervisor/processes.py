@@ -17,7 +17,10 @@ import psutil
 
 
 def members_of(sessions: Iterable[int]) -> list[psutil.Process]:
-    """All living processes (zombies excluded) of the sessions led by ``sessions``, and their descendants."""
+    """All living processes (zombies excluded) of the sessions led by ``sessions``, and their descendants.
+
+    A process that merely has the number of a leader that ended is not one of them: numbers come back.
+    """
     leaders = set(sessions)
     parents: dict[int, int] = {}
     found: dict[int, psutil.Process] = {}
@@ -27,7 +30,7 @@ def members_of(sessions: Iterable[int]) -> list[psutil.Process]:
             continue
         candidates[process.pid] = process
         parents[process.pid] = process.info["ppid"] or 0
-        if process.pid in leaders or _session(process.pid) in leaders:
+        if _session(process.pid) in leaders:
             found[process.pid] = process
     grown = True
     while grown:

@@ -351,3 +351,12 @@ def test_a_long_temporary_folder_leaves_room_for_the_sockets_of_vllm(
     run = Run(tmp_path, child("a", "print('folder', os.environ['TMPDIR'])\nreport.phase('serving')"))
     (line,) = [line for line in run.log.splitlines() if "folder" in line]
     assert len(line.split()[2]) + 1 + 36 <= 107
+
+
+def test_a_process_with_the_number_of_a_leader_that_ended_is_left_alone() -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        assert members_of([stranger.pid]) == []  # it leads no session, so the number is not a child's
+    finally:
+        stranger.kill()
+        stranger.wait()
