@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.afd_plugin.worker")
+"""Below vLLM's own logger, whose handlers and level it shares: others of ours show only warnings and errors."""
 
 
 class RoleWorkerMixin(_Base):
