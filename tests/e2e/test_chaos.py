@@ -73,8 +73,13 @@ def meet(deployment: Deployment, moment: str) -> Sequence[Client]:
 
 def suffer(deployment: Deployment, victim: Victim, number: signal.Signals, moment: str) -> Aftermath:
     """The fault and what follows from it."""
+    starting = moment.startswith("start-")
+    if not starting:
+        deployment.await_ready()
+        process = deployment.find(victim)
     clients = list(meet(deployment, moment))
-    process = deployment.find(victim)
+    if starting:
+        process = deployment.find(victim)
     at = strike(process, number)
     if moment == "idle":
         clients.append(Client(deployment.http, "Hi", DECODE_TOKENS))
@@ -164,7 +169,7 @@ def test_intruders_change_nothing_and_then_a_killed_ffn_worker_is_named_by_both_
         deployment.await_ready()
         before = Client(deployment.http, "A mixture of experts is", 20).result()
         assert before.ended == "complete"
-        client = Client(deployment.http, "Hi", DECODE_TOKENS)
+        client = Client(deployment.http, "Hi", 600)
         assert client.started.wait(30)
         garbage(deployment.rendezvous)
         with pytest.raises(AFDError) as wrong_token:
@@ -175,7 +180,7 @@ def test_intruders_change_nothing_and_then_a_killed_ffn_worker_is_named_by_both_
         assert stranger.value.name == "fingerprint-mismatch"
         oversized(deployment.rendezvous, token="chaos")
         answer = client.result()
-        assert (answer.ended, answer.tokens) == ("complete", DECODE_TOKENS), deployment.tails()
+        assert (answer.ended, answer.tokens) == ("complete", 600), deployment.tails()
         worker = deployment.find(Victim.FFN_WORKER)
         seen = suffer(deployment, Victim.FFN_WORKER, signal.SIGKILL, "decode")
         check(seen, deployment, signal.SIGKILL)
@@ -200,7 +205,13 @@ def knock(port: int, token: str) -> None:
     """Ask to be admitted as attention lane 0 of another model."""
     settings = LinkSettings(peer=f"127.0.0.1:{port}", token=token, rendezvous_timeout_s=10)
     other = Fingerprint(
-        plugin_version="0", vllm_version="0", model_config_hash="0", dtype="torch.bfloat16", hidden_size=1
+        plugin_version="0",
+        vllm_version="0",
+        model_config_hash="0",
+        dtype="torch.bfloat16",
+        hidden_size=1,
+        units=(),
+        max_tokens=1,
     )
     control = AttentionControl()
     try:
