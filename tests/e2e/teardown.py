@@ -88,6 +88,9 @@ class Traces:
 
     def _files(self) -> list[Path]:
         kept = {path for pattern in CACHES for path in self.folder.glob(pattern)}
+        # vLLM's message queues bind sockets here; a fork of the zygote ends without unlinking them, and a service
+        # under `afd` has a folder of its own that goes with it.
+        kept |= {path for path in self.folder.iterdir() if path.is_socket()}
         return sorted(set(self.folder.iterdir()) - kept)
 
 
