@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -18,16 +19,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from fnmatch import fnmatch
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
 from afd_plugin.demo.engine import EngineArguments
+from afd_plugin.errors import PortInUse
 from afd_plugin.supervisor.ports import PortReservation
 from afd_plugin.supervisor.processes import describe, members_of
 from tests.e2e.harness import environment
 from tests.e2e.services import flags
+from tests.e2e.teardown import CACHES
 
 BOUND_S = 10.0
 """The default bound of the product: from the fault to the client's error."""
@@ -344,7 +348,12 @@ class Deployment:
 
     def remains(self) -> list[str]:
         """Temporary files, and shared memory that processes of this service were seen to map."""
-        files = [str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*")]
+        # Sockets are vLLM's message queues: a process that was ended by force does not unlink its own, and the folder
+        # of a service under `afd` goes as a whole.
+        found = (
+            path.relative_to(self.temporary) for path in self.temporary.rglob("*") if not path.is_socket()
+        )
+        files = [str(path) for path in found if not any(fnmatch(path.parts[0], cache) for cache in CACHES)]
         return sorted(files) + sorted(path for path in self._shared_memory if Path(path).exists())
 
     def stop(self) -> tuple[int, int]:
@@ -368,6 +377,15 @@ def strike(process: psutil.Process, number: signal.Signals) -> float:
 
 
 def two_ports() -> tuple[int, int]:
-    """Two ports that were free a moment ago; every case of a session uses the same two."""
-    with PortReservation() as first, PortReservation() as second:
-        return first.port, second.port
+    """Two ports that were free a moment ago; every case of a session uses the same two.
+
+    They lie below the range from which the system gives ports to outgoing connections: one of those took a port of the
+    first kind between two cases, and the next start found it in use.
+    """
+    limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8")
+    found: list[int] = []
+    while len(found) < 2:
+        port = random.randrange(10_000, int(limits.split()[0]))
+        with contextlib.suppress(PortInUse), PortReservation(port=port):
+            found.append(port)
+    return found[0], found[1]
