@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-logger = init_logger("vllm.afd_plugin.worker")
+logger = init_logger(f"vllm.{__name__}")
 """Below vLLM's own logger, whose handlers and level it shares: others of ours show only warnings and errors."""
 
 
