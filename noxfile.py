@@ -63,7 +63,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def afd(session: nox.Session) -> None:
-    """Run the `afd` command in the shared environment: `nox -s afd -- serve demo:deepseek-v2`."""
+    """Run the `afd` command in the shared environment: `nox -s afd -- serve MODEL`."""
     Cell(session).python("-m", "afd_plugin.cli", *session.posargs)
 
 
