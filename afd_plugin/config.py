@@ -41,7 +41,7 @@ class DensePlacement(str, Enum):
     FFN = "ffn"
 
 
-CONNECTORS = ("GlooAFDConnector", "CudaIpcAFDConnector", "P2pNcclAFDConnector")
+CONNECTORS = ("TcpAFDConnector", "GlooAFDConnector", "CudaIpcAFDConnector", "P2pNcclAFDConnector")
 
 _E = TypeVar("_E", bound=Enum)
 
@@ -75,7 +75,7 @@ class AFDConfig:
     topology: Topology = field(default_factory=Topology)
     gate: GatePlacement = GatePlacement.FFN
     dense: DensePlacement = DensePlacement.ATTENTION
-    connector: str = "GlooAFDConnector"
+    connector: str = "TcpAFDConnector"
     microbatches: int = 1
 
     @classmethod
@@ -145,7 +145,8 @@ class LinkSettings:
 
     ``listen`` is ``host:port`` that an FFN group leader binds (port 0 lets the system choose, except for the host of
     the rendezvous when peers are started by hand). ``peer`` is the rendezvous address, the ``listen`` of FFN group
-    0. ``advertise`` is the host name given to peers when ``listen`` is a wildcard.
+    0. ``advertise`` is the host name given to peers when ``listen`` is a wildcard. ``ffn_restart_window_s`` is how long
+    attention holds its requests while a failed FFN is started again; 0 fails them at once.
     """
 
     listen: str = "127.0.0.1:0"
@@ -158,6 +159,7 @@ class LinkSettings:
     failure_timeout_s: float = 10.0
     heartbeat_interval_s: float = 1.0
     drain_timeout_s: float = 30.0
+    ffn_restart_window_s: float = 0.0
 
     @property
     def silence_timeout_s(self) -> float:
@@ -177,7 +179,9 @@ class LinkSettings:
             raw = env.get(cls.variable(f.name))
             if raw is None:
                 continue
-            values[f.name] = _seconds(cls.variable(f.name), raw) if f.name.endswith("_s") else raw
+            values[f.name] = raw
+            if f.name.endswith("_s"):
+                values[f.name] = _seconds(cls.variable(f.name), raw, none_is_off=f.default == 0.0)
         return cls(**values)  # type: ignore[arg-type]
 
     def beside(self) -> LinkSettings:
@@ -191,11 +195,11 @@ class LinkSettings:
         return {self.variable(f.name): str(getattr(self, f.name)) for f in fields(self)}
 
 
-def _seconds(variable: str, raw: str) -> float:
+def _seconds(variable: str, raw: str, none_is_off: bool) -> float:
     try:
         value = float(raw)
     except ValueError:
         raise ConfigRefused(f"{variable} is {raw!r}; expected a number of seconds.") from None
-    if not 0 < value < float("inf"):
+    if not 0 < value < float("inf") and not (none_is_off and value == 0):
         raise ConfigRefused(f"{variable} is {raw!r}; expected a positive, finite number of seconds.")
     return value

@@ -10,6 +10,7 @@ from afd_plugin.connectors.base import AFDConnector, ConnectorShape
 from afd_plugin.errors import ConfigRefused
 
 _MODULES = {
+    "TcpAFDConnector": "afd_plugin.connectors.tcp",
     "GlooAFDConnector": "afd_plugin.connectors.gloo",
     "CudaIpcAFDConnector": "afd_plugin.connectors.cuda_ipc",
     "P2pNcclAFDConnector": "afd_plugin.connectors.p2p_nccl",

@@ -50,7 +50,7 @@ class Fingerprint(Struct, frozen=True, kw_only=True):
     gate: str = "ffn"
     dense: str = "attention"
     shared_experts: str = "ffn"
-    connector: str = "GlooAFDConnector"
+    connector: str = "TcpAFDConnector"
     runner: str = "v1"
     graph_mode: str = "NONE"
     capture_sizes: tuple[int, ...] = ()

@@ -27,7 +27,7 @@ NATIVE = (_PARITY, _SERVICE)
 REFUSALS = ("tests/unit/cli/test_refusals.py",)
 """Options that AFD refuses."""
 
-CONNECTORS = ("tests/unit/connectors/test_gloo.py", _PARITY)
+CONNECTORS = ("tests/unit/connectors/test_gloo.py", "tests/unit/connectors/test_tcp.py", _PARITY)
 """The data plane on the CPU."""
 
 GPU = ("tests/gpu_e2e/test_contract.py",)

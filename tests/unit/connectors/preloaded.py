@@ -5,7 +5,8 @@ import os
 
 import vllm.config  # noqa: F401  (vLLM imports it, and with it most of itself, when a process group is made)
 
-import afd_plugin.connectors.gloo  # noqa: F401
+import afd_plugin.connectors.gloo
+import afd_plugin.connectors.tcp  # noqa: F401
 import tests.unit.connectors.scenarios  # noqa: F401
 
 if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":

@@ -38,7 +38,7 @@ def test_what_is_hashed_into_the_compile_cache_holds_no_address_and_no_secret() 
         ({"role": "ffn", "gates": "ffn"}, "Unknown key afd.gates"),
         ({"role": "ffn", "gate": "both"}, "afd.gate is 'both'"),
         ({"role": "ffn", "dense": 1}, "afd.dense is 1"),
-        ({"role": "ffn", "connector": "Pigeon"}, "expected one of Gloo"),
+        ({"role": "ffn", "connector": "Pigeon"}, "expected one of Tcp"),
         ({"role": "ffn", "ffn_tp": 0}, "expected at least 1"),
         ({"role": "ffn", "attention_dp": -3}, "expected at least 1"),
         ({"role": "ffn", "attention_dp": True}, "expected an integer"),
