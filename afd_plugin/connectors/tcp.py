@@ -96,10 +96,10 @@ class TcpAFDConnector(HostConnector):
         )
 
     def _transmit(self, message: torch.Tensor, peer: int) -> None:
-        self._to(peer).send(memoryview(message.numpy()))
+        self._to(peer).send(message.numpy().data)
 
     def _collect(self, message: torch.Tensor, peer: int) -> None:
-        self._to(peer).receive(memoryview(message.numpy()))
+        self._to(peer).receive(message.numpy().data)
 
     def _to(self, peer: int) -> Stream:
         try:
