@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from qualify import environment, locks  # noqa: E402
+from qualify.gpu import cell as gpu_cell  # noqa: E402
 from qualify.process import CommandError  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
@@ -49,6 +50,17 @@ class Cell:
 
     def _run(self, *command: str) -> None:
         self._session.run(*command, env=self._environment.variables(), include_outer_env=False, external=True)
+
+
+class Host:
+    """On a GPU host: the Python that runs nox, with what is installed or unpacked beside it; nothing is made."""
+
+    def __init__(self, session: nox.Session) -> None:
+        self._session = session
+
+    def python(self, *arguments: str) -> None:
+        """Run that interpreter, with the caller's environment: the bundle lives in it."""
+        self._session.run(sys.executable, *arguments, external=True)
 
 
 @nox.session(default=False)
@@ -129,7 +141,29 @@ def abi(session: nox.Session) -> None:
 @nox.session(default=False)
 def native_control(session: nox.Session) -> None:
     """vLLM without AFD serves the test models here, and agrees with an oracle that is not vLLM."""
-    Cell(session).python("-m", "qualify.native_control", *(session.posargs or ["--cell", "cpu"]))
+    if gpu_cell.asks_for_gpu(session.posargs):
+        Host(session).python("-m", "qualify.gpu", "control", "--out", "out/gpu", *session.posargs)
+    else:
+        Cell(session).python("-m", "qualify.native_control", *(session.posargs or ["--cell", "cpu"]))
+
+
+@nox.session(default=False)
+def gpu_e2e(session: nox.Session) -> None:
+    """Real engines on this host's GPUs: contract, parity, faults, service. `-- all` is everything.
+
+    Runs in the Python that runs nox, which on a host without an index is the bundle's. On a host that is not the cell
+    it refuses in one line and fails; it never skips. `-- --cell h200x2` needs two GPUs.
+    """
+    Host(session).python("-m", "qualify.gpu.e2e", *session.posargs)
+
+
+@nox.session(default=False)
+def bundle(session: nox.Session) -> None:
+    """Pack the cell's site-packages (and Python, with `--python`) into parts with checksums, and `unpack.py`.
+
+    `nox -s bundle -- pack --site SITE --out FOLDER [--part-mib 48]`, `-- verify FOLDER`; for hosts without an index.
+    """
+    Host(session).python("-m", "qualify.bundle", *session.posargs)
 
 
 @nox.session(default=False)
@@ -165,7 +199,11 @@ def release_check(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measure AFD against native vLLM side by side: `nox -s bench -- cpu` or `-- gpu`."""
-    Cell(session).python("-m", "qualify.bench", *session.posargs)
+    lane, *rest = session.posargs or ["cpu"]
+    if lane == "gpu":
+        Host(session).python("-m", "qualify.gpu", "exchange", "bench", "--out", "out/gpu", *rest)
+    else:
+        Cell(session).python("-m", "qualify.bench", *session.posargs)
 
 
 @nox.session(default=False)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line: `python -m qualify.gpu PART... --out FOLDER`; parts are control, exchange, parity, bench,
-faults.
+"""Command line: `python -m qualify.gpu PART... --out FOLDER`.
+
+A part that ends with `passed: false`, or by an exception, makes the exit status 1; a host that is not the cell, 2.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qualify.gpu import faults, mps, parity, parts
+from qualify.gpu.cell import CELLS, refusal
 from qualify.gpu.host import Host
 
 PARTS: dict[str, Callable[[Host], Any]] = {
@@ -34,22 +35,13 @@ PARTS: dict[str, Callable[[Host], Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Refusal(Exception):
-    """This host is not the cell."""
-
-    reason: str
-
-
 def host_facts() -> dict[str, Any]:
     """The exact runtime: versions, GPU, driver."""
     import torch
     import vllm
 
     if not torch.cuda.is_available():
-        raise Refusal("torch sees no CUDA GPU")
-    if vllm.__version__.split("+")[0] != "0.28.0":
-        raise Refusal(f"vLLM {vllm.__version__} is installed; the cell has 0.28.0")
+        raise OSError("torch sees no CUDA GPU")
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=name,driver_version,uuid,memory.total", "--format=csv,noheader"],
         capture_output=True, text=True, timeout=30, check=True,
@@ -73,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m qualify.gpu", description=__doc__)
     parser.add_argument("parts", nargs="+", choices=[*PARTS])
+    parser.add_argument("--cell", default="h200x1", choices=[*CELLS], help="what this host must be")
     parser.add_argument("--out", type=Path, required=True, help="folder for the evidence")
     parser.add_argument("--logs", type=Path, help="folder for the logs of all engines")
     parser.add_argument("--no-mps", action="store_true", help="do not start the MPS daemon")
@@ -83,6 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--option", action="append", default=[], metavar="NAME=JSON", help="settings of a part"
     )
     options = parser.parse_args(arguments)
+    reason = refusal(CELLS[options.cell])
+    if reason is not None:
+        print(f"gpu: {reason}", file=sys.stderr)
+        return 2
     options.out.mkdir(parents=True, exist_ok=True)
     logs = options.logs or Path(tempfile.mkdtemp(prefix="afd-gpu-"))
     logs.mkdir(parents=True, exist_ok=True)
@@ -95,8 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with_mps = False if options.no_mps else stack.enter_context(mps.daemon())
         try:
             facts = {**host_facts(), "mps": with_mps}
-        except (Refusal, ImportError, subprocess.SubprocessError, OSError) as error:
-            print(f"gpu: this host lacks the cell: {error}", file=sys.stderr)
+        except (ImportError, subprocess.SubprocessError, OSError) as error:
+            print(f"gpu: this host is not the cell {options.cell}: {error}", file=sys.stderr)
             return 2
         host = Host(logs, time.monotonic() + options.budget, settings)
         for name in options.parts:

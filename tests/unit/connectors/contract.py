@@ -36,6 +36,7 @@ class Processes:
 
     connector: ClassVar[str]
     environment: ClassVar[dict[str, str]] = {}
+    lanes: ClassVar[int] = LANES
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -49,7 +50,7 @@ class Processes:
     def team(self, teams: list[Team]) -> Team:
         """A whole team; a new one after a test in which a process died."""
         if not teams or not teams[-1].whole:
-            teams.append(Team(LANES, {"HF_HUB_OFFLINE": "1", **self.environment}))
+            teams.append(Team(self.lanes, {"HF_HUB_OFFLINE": "1", **self.environment}))
         return teams[-1]
 
 
@@ -60,10 +61,12 @@ class ContractSuite(Processes):
     def test_every_lane_gets_the_answer_to_its_own_rows(
         self, team: Team, layouts: list[list[list[int]]], stages: int
     ) -> None:
+        layouts = [rows[: self.lanes] for rows in layouts]
         ffn, *lanes = team.run("round_trips", connector=self.connector, layouts=layouts, stages=stages)
-        assert [lane["wrong"] for lane in lanes] == [0] * LANES
+        assert [lane["wrong"] for lane in lanes] == [0] * self.lanes
         due = [
-            len(UNITS) * sum(stage > 0 for rows in layouts for stage in rows[lane]) for lane in range(LANES)
+            len(UNITS) * sum(stage > 0 for rows in layouts for stage in rows[lane])
+            for lane in range(self.lanes)
         ]
         assert [lane["sent"] for lane in lanes] == [lane["received"] for lane in lanes] == due
         assert ffn["sent"] == ffn["received"] == sum(due)
@@ -75,7 +78,7 @@ class ContractSuite(Processes):
     def test_tensors_that_do_not_fit_the_handshake_are_refused_where_they_enter(self, team: Team) -> None:
         ffn, *lanes = team.run("wrong_tensors", connector=self.connector)
         assert ffn == ["rows", "dtype"]
-        assert lanes == [["width", "dtype", "no logits", "logits width"]] * LANES
+        assert lanes == [["width", "dtype", "no logits", "logits width"]] * self.lanes
 
     def test_memory_does_not_grow_with_the_shapes_seen(self, team: Team) -> None:
         for before, after in team.run("bounded_memory", connector=self.connector, steps=100):
@@ -94,6 +97,9 @@ class ContractSuite(Processes):
 class StreamOrderedSuite(ContractSuite):
     """Promises of connectors that enqueue on a CUDA stream."""
 
+    large: ClassVar[int] = 4096
+    """Rows of one stage of the largest step: two of them are 8192 rows of 7168, 117 MB each way."""
+
     @pytest.mark.parametrize("stages", [1, 2])
     @pytest.mark.parametrize("rows", [1, 48])
     def test_a_captured_step_replays_and_mixes_with_eager_steps(
@@ -101,7 +107,7 @@ class StreamOrderedSuite(ContractSuite):
     ) -> None:
         count = 50
         ffn, *lanes = team.run("replays", connector=self.connector, rows=rows, count=count, stages=stages)
-        assert [lane["wrong"] for lane in lanes] == [0] * LANES
+        assert [lane["wrong"] for lane in lanes] == [0] * self.lanes
         for end in (ffn, *lanes):
             assert end["replayed"] == stages * count * 4 // 5
             assert end["eager"] == stages * (count // 5 + 1)
@@ -111,4 +117,9 @@ class StreamOrderedSuite(ContractSuite):
         assert 0.4 < seconds < 3
 
     def test_nothing_is_announced_after_an_aborted_wait(self, team: Team) -> None:
-        assert team.run("nothing_after_abort", connector=self.connector) == [True] * (1 + LANES)
+        assert team.run("nothing_after_abort", connector=self.connector) == [True] * (1 + self.lanes)
+
+    def test_messages_of_two_stages_in_flight_at_once_wait_for_nobody_in_a_circle(self, team: Team) -> None:
+        """As microbatches send them: both stages' rows before the first answer, larger than any transport buffers."""
+        _, *lanes = team.run("in_flight", connector=self.connector, rows=self.large, hidden=7168, steps=4)
+        assert [lane["wrong"] for lane in lanes] == [0] * self.lanes

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+DEVICES = "AFD_CONTRACT_DEVICE"
+"""Where the ends live: one device for all, or one for each (FFN first), separated by commas."""
+
 START_S = 180.0
 SCENARIO_S = 60.0
 STOP_S = 5.0
@@ -54,6 +57,8 @@ class End:
 
 def _serve(lane: int | None, lanes: int, connection: Connection, environment: dict[str, str]) -> None:
     os.environ.update(environment)
+    devices = environment.get(DEVICES, "cpu").split(",")
+    os.environ[DEVICES] = devices[(0 if lane is None else 1 + lane) % len(devices)]
     from tests.unit.connectors import scenarios
 
     end = End(lane, lanes, connection)
