@@ -18,6 +18,7 @@ import psutil
 
 import afd_plugin
 from afd_plugin.cli.devices import CPU_DISTRIBUTION, Gpu, installed, list_gpus, share_devices, visible_gpus
+from afd_plugin.connectors import extension
 from afd_plugin.errors import AFDError
 from afd_plugin.supervisor.ports import check_port_free
 from afd_plugin.topology import Topology
@@ -180,8 +181,16 @@ def check_gpus(gpus: Sequence[Gpu], device: str, topology: Topology, env: Mappin
         return [Check("gpu", Verdict.FAIL, str(error))]
     text = f"attention on {share.attention}, FFN on {share.ffn}"
     if share.shared:
-        return [Check("gpu", Verdict.NOTE, f"{text}: shared, so the connector must be CudaIpcAFDConnector")]
-    return [Check("gpu", Verdict.OK, text)]
+        shared = f"{text}: shared, so the connector must be {extension.NEEDED_BY}"
+        return [Check("gpu", Verdict.NOTE, shared), check_extension(extension.is_built(), needed=True)]
+    return [Check("gpu", Verdict.OK, text), check_extension(extension.is_built(), needed=False)]
+
+
+def check_extension(built: bool, needed: bool) -> Check:
+    """The CUDA extension is there; where it is not, what is lost."""
+    if built:
+        return Check("extension", Verdict.OK, f"{extension.EXTENSION} is built")
+    return Check("extension", Verdict.FAIL if needed else Verdict.NOTE, extension.LOST)
 
 
 def _duplicates(gpus: Sequence[Gpu], names: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from afd_plugin.cli.devices import DeviceShare, list_gpus, share_devices, visible_gpus
 from afd_plugin.cli.launch import attention_child, ffn_children, role_environment
 from afd_plugin.cli.options import LaunchOptions
+from afd_plugin.connectors.extension import check_connector
 from afd_plugin.errors import ConfigRefused
 from afd_plugin.supervisor.ports import PortReservation, check_port_free, join_address
 from afd_plugin.supervisor.sink import LogSink
@@ -124,10 +125,14 @@ def _share(options: LaunchOptions) -> DeviceShare | None:
 
 
 def _with_connector(options: LaunchOptions, shared: bool) -> LaunchOptions:
-    """Choose the data plane where the user left it to us."""
-    if not options.automatic_connector or options.device == "cpu":
+    """Choose the data plane where the user left it to us; refuse one that cannot be had here."""
+    if options.device == "cpu":
+        return options
+    if not options.automatic_connector:
+        check_connector(options.afd.connector)
         return options
     name = SHARED_CONNECTOR if shared else APART_CONNECTOR
+    check_connector(name)
     return replace(options, afd=replace(options.afd, connector=name))
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 
 import torch
 
-from afd_plugin.errors import ConfigRefused
+from afd_plugin.connectors import extension
 
 CELL_WORDS = 32
 """int32 words of one cell of the state tensor; cell 0 belongs to the connector, the others to (peer, stage).
@@ -32,14 +31,7 @@ MAX_ROWS, MAX_UNITS = 1 << _ROW_BITS, 1 << 12
 
 def load_kernels() -> None:
     """Register the operators; raises ``ConfigRefused`` where the extension was not built."""
-    try:
-        import_module("afd_plugin._C")
-    except ImportError as missing:
-        raise ConfigRefused(
-            "CudaIpcAFDConnector needs the extension afd_plugin._C, which is not built here "
-            f"({missing}); run `python -m qualify.csrc build` in a checkout with nvcc 13.0, or put the roles on GPUs "
-            "of their own and choose P2pNcclAFDConnector."
-        ) from missing
+    extension.load()
 
 
 def tag(unit: int, rows: int) -> int:

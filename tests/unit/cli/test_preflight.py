@@ -91,7 +91,10 @@ GPUS = (Gpu("0", "GPU-a", 1, 1), Gpu("1", "GPU-b", 1, 1))
 )
 def test_gpus(gpus: tuple[Gpu, ...], device: str, visible: str | None, verdict: Verdict, text: str) -> None:
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    (check,) = preflight.check_gpus(gpus, device, ONE, env)
+    check, *extension = preflight.check_gpus(gpus, device, ONE, env)
+    assert [one.subject for one in extension] == ["extension"] * (
+        verdict is not Verdict.FAIL and device == "cuda"
+    )
     assert check.verdict is verdict
     assert text in check.text
 
