@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Native vLLM, with AFD disabled, really serves here: the control that every AFD result is compared with.
+"""Native vLLM, without AFD, really serves here: the control that every AFD result is compared with.
 
-`python -m qualify.native_control --cell cpu`. One native operator against plain torch, then vLLM's own server
-on a small checkpoint: load, readiness, real requests over HTTP. The oracle is independent of vLLM: the same
-checkpoint in transformers must give each chosen token the same log probability and no other token a clearly
-better one. Both compute in float32: the test models are made to amplify rounding, so that in bfloat16 two correct
-programs differ by more than a wrong one would have to. Then the server must end by itself and leave nothing.
+`python -m qualify.native_control --cell cpu`. First the runtime must be exactly the cell. Then one native operator
+is compared with plain torch, and vLLM's own server, which loads no plugin at all, serves small checkpoints over HTTP:
+load, readiness, real eager requests, prefills in chunks. The oracle is independent of vLLM: transformers, given the
+same files, must find the log probability of every candidate that vLLM named, and no token better than the one that
+vLLM chose. Then the server must end by itself and leave nothing.
+
+Both compute in float32: the test models are made to amplify rounding, so that in bfloat16 two correct programs differ
+by as much as a wrong one (0.6). And the control shows in every run that it can fail: against a reference in which one
+expert of one layer is 1 % too strong, the same answers must not pass.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from afd_plugin.demo.checkpoints import make
 from afd_plugin.demo.client import RequestError
@@ -25,13 +30,27 @@ from afd_plugin.demo.engine import CPU_ENVIRONMENT, EngineArguments
 from afd_plugin.demo.prompts import PROMPTS
 from afd_plugin.demo.records import Generation
 from afd_plugin.demo.service import Service, ServiceError, native_command
-from qualify.cells import CellError, load
+from qualify import identity
+from qualify.cells import Cell, CellError, load
 from qualify.execution import METRICS
 from qualify.process import CommandError, capture, clean_environment
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 MODELS = ("qwen3-moe", "deepseek-v2")
-TOLERANCE = 0.01
-"""Largest difference of a log probability between vLLM and transformers, both in float32 (natural log)."""
+BOUND = 1e-3
+"""Largest difference of a log probability (natural log) between vLLM and transformers that is still rounding.
+
+Measured on the CPU cell: 6e-5 at most over all prompts of both models; 1e-2 for the smallest fault planted, a norm
+weight or an expert of one layer that is 1 % off; 1 and more for an expert that is missing or another expert's.
+"""
+
+NO_PLUGIN = {"VLLM_PLUGINS": ""}
+"""vLLM loads the plugins named here: none, so AFD is not even imported."""
+
+FAULT = 1.01
+"""The factor on one expert's output in the faulty reference."""
 
 OPERATOR = """
 import torch, vllm._custom_ops  # registers torch.ops._C
@@ -50,35 +69,62 @@ class ControlError(RuntimeError):
     """Native vLLM did not do what it must; the message says what was seen."""
 
 
-def oracle(model: Path, answers: Sequence[Generation]) -> float:
-    """The largest difference between vLLM's log probabilities and transformers' float32; ControlError past the bound.
-
-    Each answer is scored whole: prompt and generated tokens go through the model once.
-    """
-    import torch
+def reference(model: Path) -> PreTrainedModel:
+    """The checkpoint in transformers, in float32."""
     from transformers import AutoModelForCausalLM
 
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, local_files_only=True)
-    reference.train(False)
+    loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model, dtype="float32", local_files_only=True
+    )
+    return loaded.train(False)
+
+
+def plant(model: PreTrainedModel) -> str:
+    """Make one expert of the last layer `FAULT` times as strong; the parameter's name."""
+    import torch
+
+    experts = [name for name, _ in model.named_parameters() if name.endswith("mlp.experts.down_proj")]
+    if not experts:
+        raise ControlError(
+            f"{type(model).__name__} has no parameter mlp.experts.down_proj to plant a fault in"
+        )
+    with torch.no_grad():
+        model.get_parameter(experts[-1])[0].mul_(FAULT)
+    return experts[-1]
+
+
+def difference(model: PreTrainedModel, answers: Sequence[Generation]) -> float:
+    """The largest difference between an answer and the reference, over all positions.
+
+    At each position: of the log probability of each candidate that the answer names, and how much likelier than the
+    chosen token the reference's own best one is. Each answer is scored whole, in one pass.
+    """
+    import torch
+
     worst = 0.0
     for answer in answers:
         ids = torch.tensor([[*answer.prompt_token_ids, *answer.token_ids]])
         with torch.inference_mode():
-            scores = reference(ids).logits[0].float().log_softmax(-1)
-        start = len(answer.prompt_token_ids)
-        for position, (token, candidates) in enumerate(
-            zip(answer.token_ids, answer.top_logprobs, strict=True)
-        ):
-            row = scores[start + position - 1]
-            said = dict(candidates)[token]
-            off = max(abs(said - row[token].item()), row.max().item() - row[token].item())
-            worst = max(worst, off)
-    if worst > TOLERANCE:
-        raise ControlError(
-            f"{model.name}: vLLM and transformers differ by {worst:.3f} in a log probability; "
-            f"at most {TOLERANCE} is rounding"
-        )
+            scores = model(ids).logits[0].double().log_softmax(-1)
+        before = len(answer.prompt_token_ids) - 1
+        positions = zip(answer.token_ids, answer.top_logprobs, scores[before:-1], strict=True)
+        for token, candidates, row in positions:
+            worst = max(worst, row.max().item() - row[token].item())
+            worst = max(worst, *(abs(said - row[name].item()) for name, said in candidates))
     return worst
+
+
+def judge(name: str, seen: float, planted: float) -> None:
+    """ControlError unless the answers pass against the reference and fail against the faulty one."""
+    if not seen <= BOUND:
+        raise ControlError(
+            f"{name}: vLLM and transformers differ by {seen:.2g} in a log probability; at most {BOUND:g} is rounding"
+        )
+    if not planted > BOUND:
+        raise ControlError(
+            f"{name}: a planted fault moves a log probability by {planted:.2g} only, so a bound of {BOUND:g} "
+            "cannot find one"
+        )
 
 
 def control(model: Path, folder: Path, environment: dict[str, str]) -> dict[str, float]:
@@ -87,20 +133,31 @@ def control(model: Path, folder: Path, environment: dict[str, str]) -> dict[str,
         native_command, model, model.name, EngineArguments(dtype="float32"), folder, environment
     ) as service:
         ready = service.await_ready()
-        timed = [service.endpoint.complete(prompt) for prompt in PROMPTS[:4]]
+        timed = [service.endpoint.complete(prompt) for prompt in PROMPTS]
         status = service.stop()
     if status:
         raise ControlError(f"{model.name}: the native server ended with {status}; {service.tail()}")
     if short := [index for index, (answer, _) in enumerate(timed) if len(answer.token_ids) == 0]:
         raise ControlError(f"{model.name}: no tokens for the requests {short}")
-    worst = oracle(model, [answer for answer, _ in timed])
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    answers = [answer for answer, _ in timed]
+    other = reference(model)
+    seen = difference(other, answers)
+    plant(other)
+    planted = difference(other, answers)
+    judge(model.name, seen, planted)
     return {
         "ready_s": ready,
         "request_s": max(s for _, s in timed),
-        "oracle_difference": worst,
-        "peak_mib": peak,
+        "difference": seen,
+        "planted_difference": planted,
+        "peak_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
     }
+
+
+def runtime(cell: Cell) -> None:
+    """ControlError unless what runs is exactly the cell."""
+    if faults := identity.reconcile(cell, identity.observe()):
+        raise ControlError(f"this environment is not the cell {cell.name}:\n  " + "\n  ".join(faults))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,11 +172,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if cell.devices:
-        print(f"native control of {cell.name} needs its GPU: not written yet", file=sys.stderr)
-        return 2
-    environment = {**clean_environment(), **CPU_ENVIRONMENT}
+        from qualify.gpu.__main__ import main as gpu
+
+        return gpu(["control", "--cell", cell.name, "--out", "out/gpu"])
+    environment = {**clean_environment(), **CPU_ENVIRONMENT, **NO_PLUGIN}
     metrics: dict[str, float] = {}
     try:
+        runtime(cell)
         print(
             capture([sys.executable, "-c", OPERATOR], env=environment, timeout_s=300).stdout.strip(),
             flush=True,
@@ -127,10 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="afd-native-") as scratch:
             for name in chosen.model or MODELS:
                 seen = control(make(name), Path(scratch) / name, environment)
-                print(
-                    f"native {name}: {json.dumps({key: round(value, 3) for key, value in seen.items()})}",
-                    flush=True,
-                )
+                shown = {key: float(f"{value:.3g}") for key, value in seen.items()}
+                print(f"native {name}: {json.dumps(shown)}", flush=True)
                 metrics |= {f"{name}_{key}": value for key, value in seen.items()}
     except (ControlError, ServiceError, RequestError, CommandError) as error:
         print(error, file=sys.stderr)
