@@ -76,7 +76,8 @@ def reference(model: Path) -> PreTrainedModel:
     loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         model, dtype="float32", local_files_only=True
     )
-    return loaded.train(False)
+    loaded.train(False)
+    return loaded
 
 
 def plant(model: PreTrainedModel) -> str:
