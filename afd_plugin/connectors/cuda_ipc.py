@@ -186,7 +186,7 @@ class CudaIpcAFDConnector(AFDConnector):
             tag=ops.tag(exchange.unit, rows),
         )
         logits = router_logits.contiguous() if unit.router_logits and router_logits is not None else None
-        ops.push(self._state, hidden, logits, [receiver], self._counter(exchange), self._same_gpu)
+        self._push(hidden, logits, [receiver], self._counter(exchange))
         self._sent(1, receiver.payload.bytes + extra.bytes)
 
     def recv_output(self, exchange: Exchange, rows: int) -> torch.Tensor:
@@ -262,8 +262,17 @@ class CudaIpcAFDConnector(AFDConnector):
             )
             start += count
         if receivers:
-            ops.push(self._state, output, None, receivers, same_gpu=self._same_gpu)
+            self._push(output, None, receivers)
             self._sent(len(receivers), start * row)
+
+    def _push(
+        self,
+        payload: torch.Tensor,
+        extra: torch.Tensor | None,
+        receivers: Sequence[ops.Receiver],
+        counter: int = 0,
+    ) -> None:
+        ops.push(self._state, payload, extra, receivers, counter, self._same_gpu)
 
     def _wait(self, exchange: Exchange, present: Mapping[int, int], counter: int) -> None:
         senders = [

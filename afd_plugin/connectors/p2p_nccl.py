@@ -37,15 +37,21 @@ class Direction:
     """One communicator, its stream, and the joins with the caller's stream."""
 
     def __init__(self, group: StatelessProcessGroup, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)
+        self.device = device
+        self._own_stream = torch.cuda.Stream(device)
         self.communicator = PyNcclCommunicator(group, device)
         if not self.communicator.available:
             raise ConfigRefused("vLLM cannot load NCCL here (libnccl.so.2); P2pNcclAFDConnector needs it.")
 
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        """Where this direction's transfers run."""
+        return self._own_stream
+
     @contextmanager
     def transfers(self) -> Iterator[PyNcclCommunicator]:
         """One NCCL group on this direction's stream, after what the caller's stream has enqueued so far."""
-        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
         self.communicator.group_start()
         try:
             yield self.communicator
@@ -54,13 +60,14 @@ class Direction:
 
     def hold_caller(self) -> None:
         """Let the caller's stream wait for what this direction has enqueued."""
-        torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
 
 class P2pNcclAFDConnector(AFDConnector):
     """NCCL sends and receives in groups; see the module docstring."""
 
     stream_ordered = True
+    direction_class: type[Direction] = Direction
 
     def __init__(self, shape: ConnectorShape, settings: LinkSettings) -> None:
         super().__init__(shape, settings)
@@ -102,8 +109,8 @@ class P2pNcclAFDConnector(AFDConnector):
         if shape.lane is None:
             self._agree_on_routers(documents[1:])
         group = StatelessProcessGroup(rank=rank, world_size=world, store=store)
-        self._requests = Direction(group, shape.device)
-        self._answers = Direction(group, shape.device)
+        self._requests = self.direction_class(group, shape.device)
+        self._answers = self.direction_class(group, shape.device)
         self._first_contact(rank)
 
     def _agree_on_routers(self, documents: Sequence[Mapping[str, object]]) -> None:

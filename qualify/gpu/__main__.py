@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line: `python -m qualify.gpu PART... --out FOLDER`.
+"""Command line: `python -m qualify.gpu PART... --out FOLDER`, or `--plan NAME` for one whole command on a lease.
 
-A part that ends with `passed: false`, or by an exception, makes the exit status 1; a host that is not the cell, 2.
+A part that ends with `passed: false`, or by an exception, or was not run, makes the exit status 1; a host that is not
+the cell makes it 2. Each part writes `PART.json` as soon as it is over.
 """
 
 from __future__ import annotations
@@ -15,23 +16,30 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qualify.gpu import faults, mps, parity, parts
+from qualify.gpu import clients, faults, mps, parity, parts, speed, timeline
 from qualify.gpu.cell import CELLS, refusal
 from qualify.gpu.host import Host
+from qualify.gpu.plans import PLANS, Stage
 
-PARTS: dict[str, Callable[[Host], Any]] = {
+PARTS: Mapping[str, Callable[[Host], Any]] = {
     "control": parts.control,
     "contract": parts.contract,
+    "links": parts.links,
     "exchange": parts.exchange,
     "parity": parity.parity,
-    "bench": parts.bench,
+    "bench": speed.bench,
+    "timeline": timeline.timeline,
     "faults": faults.faults,
     "endurance": faults.endurance,
+    "clients": clients.clients,
+    "serving": clients.serving,
 }
 
 
@@ -61,22 +69,80 @@ def host_facts() -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m qualify.gpu", description=__doc__)
-    parser.add_argument("parts", nargs="+", choices=[*PARTS])
-    parser.add_argument("--cell", default="h200x1", choices=[*CELLS], help="what this host must be")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the evidence")
-    parser.add_argument("--logs", type=Path, help="folder for the logs of all engines")
-    parser.add_argument("--no-mps", action="store_true", help="do not start the MPS daemon")
-    parser.add_argument(
-        "--budget", type=float, default=540, help="seconds; parts stop starting new work before it ends"
+@dataclass(frozen=True)
+class Recorder:
+    """Runs parts and writes what came of them."""
+
+    out: Path
+    facts: Mapping[str, Any]
+    bodies: Mapping[str, Callable[[Host], Any]]
+
+    def stage(self, stage: Stage, host: Host) -> bool:
+        """Run the parts of a stage side by side; whether all of them passed."""
+        host = replace(host, settings={**stage.settings, **host.settings})
+        # what should take longer than is left may still fit; what is hopeless is not begun
+        if host.left() < min(stage.seconds, 60.0):
+            for name in stage.parts:
+                reason = f"not run: {host.left():.0f} s of the budget were left; about {stage.seconds:g} are needed"
+                self._write(name, {"error": reason}, host.settings, 0.0)
+            return False
+        with ThreadPoolExecutor(len(stage.parts)) as pool:
+            return all(list(pool.map(lambda name: self._part(name, host), stage.parts)))
+
+    def _part(self, name: str, host: Host) -> bool:
+        started = time.monotonic()
+        try:
+            outcome = {"result": self.bodies[name](host)}
+        except Exception as error:  # noqa: BLE001 - the part's outcome, written down and shown
+            outcome = {"error": f"{type(error).__name__}: {error}"[-6000:]}
+            traceback.print_exc()
+        self._write(name, outcome, host.settings, time.monotonic() - started)
+        result = outcome.get("result")
+        return "error" not in outcome and not (isinstance(result, dict) and result.get("passed") is False)
+
+    def _write(
+        self, name: str, outcome: Mapping[str, Any], settings: Mapping[str, Any], seconds: float
+    ) -> None:
+        asked = [
+            word for key, value in settings.items() for word in ("--option", f"{key}={json.dumps(value)}")
+        ]
+        evidence = {
+            "part": name,
+            "host": self.facts,
+            "command": ["python", "-m", "qualify.gpu", name, "--out", "FOLDER", *asked],
+            **outcome,
+            "seconds": round(seconds, 1),
+        }
+        path = self.out / f"{name}.json"
+        path.write_text(json.dumps(evidence, indent=1) + "\n", encoding="utf-8")
+        print(f"gpu: {name} took {evidence['seconds']} s, see {path}", flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = argparse.ArgumentParser(prog="python -m qualify.gpu", description=__doc__)
+    options.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART", help=", ".join(PARTS))
+    options.add_argument("--plan", choices=[*PLANS], help="stages, settings and cell of one command")
+    options.add_argument("--cell", choices=[*CELLS], help="what this host must be (default h200x1)")
+    options.add_argument("--out", type=Path, required=True, help="folder for the evidence")
+    options.add_argument("--logs", type=Path, help="folder for the logs of all engines")
+    options.add_argument("--no-mps", action="store_true", help="do not start the MPS daemon")
+    options.add_argument(
+        "--budget", type=float, default=540, help="seconds; no stage is begun that cannot be over by then"
     )
-    parser.add_argument(
+    options.add_argument(
         "--option", action="append", default=[], metavar="NAME=JSON", help="settings of a part"
     )
-    options = parser.parse_args(arguments)
-    reason = refusal(CELLS[options.cell])
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    options = parser().parse_args(arguments)
+    plan = PLANS[options.plan] if options.plan else None
+    stages = plan.stages if plan else tuple(Stage((name,), 0) for name in options.parts)
+    cell = CELLS[options.cell or (plan.cell if plan else "h200x1")]
+    reason = refusal(cell) if stages else "name a part or a --plan"
     if reason is not None:
         print(f"gpu: {reason}", file=sys.stderr)
         return 2
@@ -86,37 +152,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = {
         name: json.loads(value) for name, _, value in (text.partition("=") for text in options.option)
     }
-    failed = False
     with ExitStack() as stack:
         # before this process touches the GPU: a process outside MPS would take time slices from those inside
         with_mps = False if options.no_mps else stack.enter_context(mps.daemon())
         try:
             facts = {**host_facts(), "mps": with_mps}
         except (ImportError, subprocess.SubprocessError, OSError) as error:
-            print(f"gpu: this host is not the cell {options.cell}: {error}", file=sys.stderr)
+            print(f"gpu: this host is not the cell {cell.name}: {error}", file=sys.stderr)
             return 2
-        host = Host(logs, time.monotonic() + options.budget, settings)
-        for name in options.parts:
-            started = time.monotonic()
-            asked = [word for option in options.option for word in ("--option", option)]
-            evidence: dict[str, Any] = {
-                "part": name,
-                "host": facts,
-                "command": ["python", "-m", "qualify.gpu", name, "--out", "FOLDER", *asked],
-            }
-            try:
-                evidence["result"] = PARTS[name](host)
-            except Exception as error:  # noqa: BLE001 - the part's outcome, written down and shown
-                failed = True
-                evidence["error"] = f"{type(error).__name__}: {error}"[-6000:]
-                traceback.print_exc()
-            evidence["seconds"] = round(time.monotonic() - started, 1)
-            path = options.out / f"{name}.json"
-            path.write_text(json.dumps(evidence, indent=1) + "\n")
-            print(f"gpu: {name} took {evidence['seconds']} s, see {path}", flush=True)
-            result = evidence.get("result")
-            failed = failed or (isinstance(result, dict) and result.get("passed") is False)
-    return 1 if failed else 0
+        host = Host(logs, time.monotonic() + options.budget, settings, cell.devices)
+        recorder = Recorder(options.out, facts, PARTS)
+        passed = [recorder.stage(stage, host) for stage in stages]
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def answer(content: object) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`engine_child.py JSON`: the engine arguments. Commands: generate, time, rpc, profile, stop."""
+    """`engine_child.py JSON`: the engine arguments. Commands are the keys of `_COMMANDS`, and stop."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM
 
@@ -104,11 +104,57 @@ def _time(engine: LLM, command: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _clients(engine: LLM, command: dict[str, Any]) -> dict[str, Any]:
+    """As many clients at once, each of which sends its next prompt when it has its answer.
+
+    One step after the other in this process, so two engines with the same commands run the same batches. Counts the
+    steps after which a prompt was read in part.
+    """
+    from vllm import SamplingParams
+    from vllm.v1.engine.core_client import InprocClient
+
+    core = engine.llm_engine.engine_core
+    if not isinstance(core, InprocClient):
+        raise TypeError(f"the engine core is {type(core)}; the scheduler of this process was to be read")
+    scheduler = core.engine_core.scheduler
+    prompts, lengths = command["prompts"], command["lengths"]
+    waiting = list(range(len(prompts)))[::-1]
+    rows: list[dict[str, Any]] = [{} for _ in prompts]
+    steps = partial = most = 0
+    open_requests = 0
+    while waiting or open_requests:
+        while waiting and open_requests < command["clients"]:
+            index = waiting.pop()
+            sampling = SamplingParams(
+                temperature=0.0, max_tokens=lengths[index], logprobs=command["logprobs"], ignore_eos=True,
+                detokenize=False,
+            )  # fmt: skip
+            engine.llm_engine.add_request(str(index), _prompts([prompts[index]])[0], sampling)
+            open_requests += 1
+        for output in engine.llm_engine.step():
+            if output.finished:
+                rows[int(output.request_id)] = _row(output)  # type: ignore[arg-type]  # no pooling request was added
+                open_requests -= 1
+        steps += 1
+        running = scheduler.running  # type: ignore[attr-defined]  # vLLM's own scheduler has it, its interface not
+        most = max(most, len(running))
+        partial += any(0 < request.num_computed_tokens < request.num_prompt_tokens for request in running)
+    return {"rows": rows, "steps": steps, "partial_prefill_steps": partial, "most_running": most}
+
+
+def _profile(engine: LLM, command: dict[str, Any]) -> dict[str, Any]:
+    """A few steps under vLLM's own profiler, which reaches both roles."""
+    engine.start_profile()
+    result = _time(engine, command)
+    engine.stop_profile()
+    return result
+
+
 def _rpc(engine: LLM, command: dict[str, Any]) -> Any:
     return engine.collective_rpc(command["method"])
 
 
-_COMMANDS = {"generate": _generate, "time": _time, "rpc": _rpc}
+_COMMANDS = {"generate": _generate, "time": _time, "clients": _clients, "profile": _profile, "rpc": _rpc}
 
 
 if __name__ == "__main__":

@@ -158,9 +158,21 @@ def _ended(process: subprocess.Popen[Any], timeout_s: float) -> int | None:
         return None
 
 
-def native(name: str, model: Path, engine: Mapping[str, Any], logs: Path) -> Engine:
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+TWO_GPUS = ("0,1", "1,0")
+"""Attention on the first GPU and the FFN on the second. Each sees both, or neither could map the other's arena."""
+
+
+def native(
+    name: str,
+    model: Path,
+    engine: Mapping[str, Any],
+    logs: Path,
+    environment: Mapping[str, str] | None = None,
+) -> Engine:
     """A native engine with the V1 runner and the multiprocessing executor, as the AFD roles have."""
-    return Engine(name, {"model": str(model), "distributed_executor_backend": "mp", **engine}, logs)
+    arguments = {"model": str(model), "distributed_executor_backend": "mp", **engine}
+    return Engine(name, arguments, logs, environment)
 
 
 def pair(
@@ -174,8 +186,13 @@ def pair(
     connector: str = "CudaIpcAFDConnector",
     microbatches: int = 1,
     environment: Mapping[str, str] | None = None,
+    visible: tuple[str, str] | None = None,
 ) -> Engine:
-    """One attention engine and one FFN process that serve the same model as ``native`` would."""
+    """One attention engine and one FFN process that serve the same model as ``native`` would.
+
+    ``visible`` are the GPUs of attention and of the FFN, each role's own first; None shares what there is.
+    """
+    eyes = [{VISIBLE: names} for names in visible] if visible else [{}, {}]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -195,13 +212,15 @@ def pair(
             "additional_config": {"afd": {"role": "attention", **afd}},
         },
         logs,
-        {**link, "AFD_PEER": address},
+        {**link, **eyes[0], "AFD_PEER": address},
     )
     command = [
         sys.executable, "-m", "afd_plugin.cli.ffn_main", json.dumps({"role": "ffn", **afd}), str(model), *flags(engine)
     ]  # fmt: skip
     attention.companions.append(
-        Companion(f"{name}-ffn", command, logs / f"{name}-ffn.log", {**link, "AFD_LISTEN": address})
+        Companion(
+            f"{name}-ffn", command, logs / f"{name}-ffn.log", {**link, **eyes[1], "AFD_LISTEN": address}
+        )
     )
     return attention
 

@@ -40,6 +40,8 @@ class Host:
     logs: Path
     deadline: float
     settings: Mapping[str, Any]
+    gpus: int = 1
+    """GPUs of the cell, not of the machine."""
 
     def left(self) -> float:
         return self.deadline - time.monotonic()

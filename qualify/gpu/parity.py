@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qualify.gpu.engines import native, pair, role_report
+from qualify.gpu.engines import TWO_GPUS, native, pair, role_report
 from qualify.gpu.host import MODES, PARITY_ENGINE, RUN_S, START_S, Host
 from qualify.gpu.workloads import LOGPROBS, PARITY_TOKENS, compare, parity_prompts
 
@@ -23,13 +23,33 @@ class ParityCase:
     gate: str = "ffn"
     dense: str = "attention"
     microbatches: int = 1
+    connector: str = "CudaIpcAFDConnector"
+    two_gpus: bool = False
 
     @property
     def name(self) -> str:
         name = f"{self.model}-{self.mode}-gate-{self.gate}"
         name += "" if self.dense == "attention" else "-dense-ffn"
+        if self.two_gpus:
+            name += "-nccl" if self.connector == "P2pNcclAFDConnector" else "-nvlink"
         return name if self.microbatches == 1 else f"{name}-dbo"
 
+
+NVLINK_CASES: tuple[ParityCase, ...] = tuple(
+    ParityCase(model, mode, gate, microbatches=stages, connector=connector, two_gpus=True)
+    for connector in ("P2pNcclAFDConnector", "CudaIpcAFDConnector")
+    for model, gate in (("deepseek-v2", "ffn"), ("qwen3-moe", "attention"))
+    for mode in ("eager", "graph")
+    for stages in (1, 2)
+)
+"""Two GPUs: both connectors, MLA and Qwen3-MoE, both modes, without and with microbatches."""
+
+REPAIRED_CASES: tuple[ParityCase, ...] = tuple(
+    ParityCase(model, mode, gate, microbatches=2)
+    for model, gate in (("deepseek-v2", "ffn"), ("qwen3-moe", "attention"))
+    for mode in ("eager", "graph")
+)
+"""Microbatches on one GPU: what failed, or was out of tolerance, when it ran last."""
 
 DEFAULT_CASES: tuple[ParityCase, ...] = tuple(
     ParityCase(model, mode, gate)
@@ -43,7 +63,7 @@ def parity(host: Host) -> dict[str, Any]:
     """Every case against native, twice; 64 prompts, lengths around 64 tokens so that decode batches shrink."""
     from afd_plugin.demo.checkpoints import make
 
-    cases = [ParityCase(**raw) for raw in host.setting("cases", [])] or list(DEFAULT_CASES)
+    cases = chosen(host.setting("cases", []))
     models = {case.model: make(case.model) for case in cases}
     references = sorted({(case.model, case.mode) for case in cases})
     workers = host.setting("workers", 4)
@@ -63,6 +83,13 @@ def parity(host: Host) -> dict[str, Any]:
         "cases": outcomes,
         "passed": all(map(_as_promised, outcomes)),
     }
+
+
+def chosen(setting: str | Sequence[Mapping[str, Any]]) -> list[ParityCase]:
+    """The cases that a setting means: the name of a list, or fields of each case; empty means the default list."""
+    if isinstance(setting, str):
+        return list({"default": DEFAULT_CASES, "repaired": REPAIRED_CASES, "nvlink": NVLINK_CASES}[setting])
+    return [ParityCase(**raw) for raw in setting] or list(DEFAULT_CASES)
 
 
 def _as_promised(outcome: Mapping[str, Any]) -> bool:
@@ -105,7 +132,8 @@ def _case(
     try:
         engine = pair(
             case.name, model, {**PARITY_ENGINE, **MODES[case.mode]}, host.logs,
-            gate=case.gate, dense=case.dense, microbatches=case.microbatches,
+            gate=case.gate, dense=case.dense, microbatches=case.microbatches, connector=case.connector,
+            visible=TWO_GPUS if case.two_gpus else None,
         )  # fmt: skip
         try:
             outcome["ready_s"] = engine.receive(max(1.0, min(START_S, host.left())))["ready_s"]

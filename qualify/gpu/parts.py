@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from qualify.gpu import exchange_bench
-from qualify.gpu.engines import Engine, native, pair, role_report, wait_all
+from qualify.gpu.engines import native
 from qualify.gpu.host import EAGER, PARITY_ENGINE, RUN_S, START_S, Host
-from qualify.gpu.workloads import LOGPROBS, V2_LITE, bench_prompts
+from qualify.gpu.workloads import LOGPROBS
 
 
 def control(host: Host) -> dict[str, Any]:
@@ -40,7 +37,8 @@ def control(host: Host) -> dict[str, Any]:
 def contract(host: Host) -> dict[str, Any]:
     """The connector contract between real processes, by pytest; the end of its output is the evidence."""
     command = [
-        sys.executable, "-m", "pytest", "tests/gpu_e2e", "-q", "-o", "addopts=", "--import-mode=importlib",
+        sys.executable, "-m", "pytest", "tests/gpu_e2e/test_contract.py", "-q", f"--gpus={host.gpus}",
+        "-o", "addopts=", "--import-mode=importlib",
         "-p", "no:cacheprovider", "-W", "default", *host.setting("pytest", []),
     ]  # fmt: skip
     log = host.logs / "contract.log"
@@ -55,131 +53,51 @@ def contract(host: Host) -> dict[str, Any]:
     return {"exit_code": done.returncode, "summary": summary_lines[-40:], "passed": done.returncode == 0}
 
 
-def exchange(host: Host) -> list[dict[str, Any]]:
-    """Microseconds of a bare exchange."""
-    return exchange_bench.measure()
+def exchange(host: Host) -> dict[str, Any]:
+    """Microseconds of a bare exchange, by variant; between two GPUs also how NCCL connects them."""
+    outcome: dict[str, Any] = {}
+    for name, setup in setups(host).items():
+        try:
+            rows = exchange_bench.measure(setup)
+        except (TimeoutError, EOFError, OSError) as error:
+            outcome[name] = {
+                "setup": exchange_bench.described(setup),
+                "error": f"{type(error).__name__}: {error}",
+            }
+            continue
+        outcome[name] = {"setup": exchange_bench.described(setup), "rows": rows}
+        if "NCCL_DEBUG_FILE" in setup.environment:
+            outcome[name]["transports"] = exchange_bench.transports(host.logs, f"nccl-{name}-")
+    return {"variants": outcome, "passed": not any("error" in one for one in outcome.values())}
 
 
-def bench(host: Host) -> dict[str, Any]:
-    """TPOT of two native engines and one AFD pair, interleaved; DeepSeek-V2-Lite's shape with random weights."""
-    import json
-
-    batches = host.setting("batches", [1, 32, 128, 256])
-    repeats = host.setting("repeats", 5)
-    lengths = host.setting("lengths", [16, 144])
-    default_mode = host.setting("native_default_mode", True)
-    folder = host.logs / "v2-lite"
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dict(V2_LITE)))
-    engine: dict[str, Any] = {
-        "dtype": "bfloat16",
-        "max_model_len": 4096,
-        "max_num_batched_tokens": 8192,
-        "max_num_seqs": max(batches),
-        "seed": 0,
-        "enable_prefix_caching": False,
-        "gpu_memory_utilization": 0.2,
-        "kv_cache_memory_bytes": 8 << 30,
-        "enable_flashinfer_autotune": False,
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-    }
-    graph = {
-        "enforce_eager": False,
-        "compilation_config": {
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "mode": 0,
-            "cudagraph_capture_sizes": batches,
-        },
-    }
-    engines: list[Engine] = []
-    results: dict[str, dict[int, list[float]]] = {}
-    checksums: dict[int, dict[str, list[int]]] = {}
-    try:
-        engines += [native("native-a", folder, {**engine, **graph}, host.logs)]
-        engines += [native("native-b", folder, {**engine, **graph}, host.logs)]
-        engines += [pair("afd", folder, {**engine, **graph}, host.logs)]
-        if default_mode:
-            engines += [
-                native(
-                    "native-default",
-                    folder,
-                    {**engine, "compilation_config": {"cudagraph_capture_sizes": batches}},
-                    host.logs,
-                )
-            ]
-        ready = wait_all(engines, min(START_S + 60, host.left()))
-        repeats_done = 0
-        for repeat in range(-1, repeats):
-            if host.left() < 60:
-                break
-            for batch in batches:
-                for one in engines if repeat % 2 == 0 else engines[::-1]:
-                    prompts = bench_prompts(batch, max(repeat, 0), V2_LITE["vocab_size"] - 10000)
-                    measured = one.ask(
-                        120, "time", prompts=prompts, lengths=lengths if repeat >= 0 else [2, 8]
-                    )
-                    if repeat >= 0:
-                        results.setdefault(one.name, {}).setdefault(batch, []).append(measured["tpot_ms"])
-                        checksums.setdefault(batch, {}).setdefault(one.name, []).append(measured["checksum"])
-            repeats_done += repeat >= 0
-        status = engines[2].ask(60, "rpc", method="afd_status")[0]
-        status.pop("tensor_names", None)
-    except BaseException:
-        for one in engines:
-            one.close(graceful=False)
-        raise
-    with ThreadPoolExecutor(len(engines)) as pool:
-        codes = list(pool.map(Engine.close, engines))
-    return {
-        "ready_s": ready,
-        "repeats": repeats_done,
-        "tpot_ms": {
-            name: {batch: summary(values) for batch, values in by.items()} for name, by in results.items()
-        },
-        "ratios": _ratios(results),
-        "same_tokens": {
-            batch: by.get("afd") == by.get("native-a") == by.get("native-b")
-            for batch, by in checksums.items()
-        },
-        "attention": {
-            key: status[key]
-            for key in ("steps", "graph_steps", "exchanges", "exchange_seconds", "tokens", "device_steps")
-        },
-        "ffn": {
-            k: v
-            for k, v in role_report(host.logs, "afd", "ffn").items()
-            if k not in ("units", "tensors_read")
-        },
-        "exit_codes": codes,
-    }
+def setups(host: Host) -> dict[str, exchange_bench.Setup]:
+    """What is measured side by side on a host with so many GPUs."""
+    wanted = host.setting("variants", None)
+    if host.gpus == 1:
+        found = {name: exchange_bench.Setup(name) for name in ("ipc-push", "ipc-copy")}
+    else:
+        apart = ("cuda:1", "cuda:0")
+        sizes = exchange_bench.TWO_GPUS
+        found = {name: exchange_bench.Setup(name, apart, sizes) for name in ("ipc-push", "ipc-copy")}
+        for name, disabled in (("nccl-group", "0"), ("nccl-plain", "0"), ("nccl-group-no-p2p", "1")):
+            found[name] = exchange_bench.Setup(
+                name.removesuffix("-no-p2p"), apart, sizes,
+                environment={
+                    "NCCL_P2P_DISABLE": disabled, "NCCL_DEBUG": "INFO",
+                    "NCCL_DEBUG_FILE": str(host.logs / f"nccl-{name}-%p.log"),
+                },
+            )  # fmt: skip
+    return found if wanted is None else {name: found[name] for name in wanted}
 
 
-def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Median, extremes and the values."""
-    return {
-        "median": round(statistics.median(values), 3),
-        "low": round(min(values), 3),
-        "high": round(max(values), 3),
-        "values": [round(value, 3) for value in values],
-    }
-
-
-def _ratios(results: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[int, dict[str, float]]:
-    """AFD over native by medians, and the native-against-native spread that bounds what may be claimed."""
-    ratios: dict[int, dict[str, float]] = {}
-    for batch, values in results.get("native-a", {}).items():
-        both = [*values, *results["native-b"][batch]]
-        ratios[batch] = {
-            "afd_over_native": round(statistics.median(results["afd"][batch]) / statistics.median(both), 3),
-            "native_b_over_a": round(
-                statistics.median(results["native-b"][batch]) / statistics.median(values), 3
-            ),
-            "native_spread": round(max(both) / min(both), 3),
+def links(host: Host) -> dict[str, Any]:
+    """How the GPUs are linked, in the driver's own words."""
+    outcome: dict[str, Any] = {}
+    for name, words in (("topology", ["topo", "-m"]), ("nvlink", ["nvlink", "--status"])):
+        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=60, check=False)
+        outcome[name] = {
+            "exit_code": done.returncode,
+            "lines": (done.stdout or done.stderr).splitlines()[:60],
         }
-        if "native-default" in results:
-            base = statistics.median(results["native-default"][batch])
-            ratios[batch]["afd_over_native_default"] = round(
-                statistics.median(results["afd"][batch]) / base, 3
-            )
-    return ratios
+    return {**outcome, "passed": outcome["topology"]["exit_code"] == 0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qualify import csrc
-from qualify.gpu import engines, host, parts, workloads
+from qualify.gpu import engines, host, speed, workloads
 
 
 def _rows(*answers: tuple[list[int], list[float]]) -> list[dict[str, object]]:
@@ -75,6 +75,17 @@ def test_the_extension_is_built_for_every_promised_gpu_without_a_path_of_this_ma
 
 
 def test_ratios_are_bounded_by_what_native_does_against_itself() -> None:
-    ratios = parts._ratios({"native-a": {1: [3.0, 3.1]}, "native-b": {1: [3.0, 3.3]}, "afd": {1: [3.6, 3.6]}})
+    ratios = speed.ratios({"native-a": {1: [3.0, 3.1]}, "native-b": {1: [3.0, 3.3]}, "afd": {1: [3.6, 3.6]}})
     assert ratios[1]["native_spread"] == 1.1
     assert ratios[1]["afd_over_native"] == pytest.approx(3.6 / 3.05, abs=1e-3)
+
+
+def test_every_engine_of_a_comparison_gets_a_ratio_and_the_default_mode_one_of_its_own() -> None:
+    row = speed.ratios(
+        {
+            "native-a": {1: [2.0]}, "native-b": {1: [2.0]}, "afd": {1: [3.0]}, "native-default": {1: [1.5]},
+        }
+    )[1]  # fmt: skip
+    assert row["afd_over_native"] == 1.5
+    assert row["afd_over_native-default"] == 2.0
+    assert row["native-default_over_native"] == 0.75

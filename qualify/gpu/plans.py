@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one command on a leased GPU host does, stage after stage: `python -m qualify.gpu --plan NAME --out FOLDER`.
+
+Parts of one stage run side by side; what measures time or memory has a stage of its own. A stage that would not fit
+into what is left of the budget is written down as not run, never as passed. `seconds` are expectations: from the runs
+in `evidence/h200x1` where there was one, else by their likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Parts that run side by side, how long they should take, and their settings."""
+
+    parts: tuple[str, ...]
+    seconds: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One command."""
+
+    cell: str
+    stages: tuple[Stage, ...]
+
+    @property
+    def seconds(self) -> float:
+        """What all stages should take."""
+        return sum(stage.seconds for stage in self.stages)
+
+
+PLANS: Mapping[str, Plan] = {
+    # what is right, most doubtful first: the repaired microbatches, losses, clients, a thousand prefills
+    "one-gpu-right": Plan(
+        "h200x1",
+        (
+            Stage(("control", "contract"), 70),
+            Stage(("parity", "faults", "clients"), 230, {"cases": "repaired", "workers": 6}),
+            Stage(("endurance",), 130),
+            Stage(("serving",), 90),
+        ),
+    ),
+    # what it costs, and where each microsecond goes
+    "one-gpu-speed": Plan(
+        "h200x1",
+        (Stage(("exchange",), 20), Stage(("timeline",), 130), Stage(("bench",), 380)),
+    ),
+    # the long stretch without a request, alone in its command
+    "one-gpu-idle": Plan("h200x1", (Stage(("serving",), 720, {"idle_s": 610}),)),
+    # all twelve cells and the independent engines and expert shards again, for the record of one revision
+    "one-gpu-cells": Plan("h200x1", (Stage(("parity",), 420, {"workers": 8}),)),
+    # issue 7 in one command
+    "two-gpus": Plan(
+        "h200x2",
+        (
+            Stage(("links", "contract"), 90),
+            Stage(("exchange",), 60),
+            Stage(("bench",), 190, {"batches": [1, 32, 256], "repeats": 5}),
+            Stage(("parity", "faults"), 200, {"cases": "nvlink", "workers": 10}),
+        ),
+    ),
+}
