@@ -167,6 +167,20 @@ def bundle(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def accuracy(session: nox.Session) -> None:
+    """AFD answers trained models' questions as rightly as native vLLM, row by row (docs/accuracy.md).
+
+    Needs the end-to-end gate of this revision on record; `-- --diagnostic` measures without it. `-- power` plants
+    faults and checks that each is caught: arguments after it go to pytest.
+    """
+    options = session.posargs or ["--cell", "cpu"]
+    if options[0] == "power":
+        Cell(session).python("-m", "pytest", "tests/accuracy", "--durations=20", *options[1:])
+    else:
+        Cell(session).python("-m", "qualify.accuracy", *options)
+
+
+@nox.session(default=False)
 def docs(session: nox.Session) -> None:
     """The documents claim what the evidence shows, pin one version, and name what exists. `-- --write` renews."""
     Cell(session).python("-m", "qualify.docs", *session.posargs)

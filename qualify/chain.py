@@ -68,7 +68,7 @@ def parts(cell: Cell, profile: Profile) -> tuple[Part, ...]:
         Part("abi", static),
         Part("native_control", Phase.TARGET_NATIVE_CONTROL, arguments=where),
         *runs,
-        Part("accuracy", Phase.ACCURACY_GATE),
+        Part("accuracy", Phase.ACCURACY_GATE, arguments=where),
         Part("docs", Phase.DOCUMENTATION_REFRESH_GATE),
         Part("final_audit", Phase.FINAL_AUDIT, arguments=(*where, "--profile", profile.value)),
     )

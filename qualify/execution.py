@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import psutil
@@ -24,13 +25,18 @@ from qualify.ledger import Teardown
 
 MARKER = "AFD_GATE_RUN"
 METRICS = "AFD_GATE_METRICS"
+DIGESTS = "AFD_GATE_DIGESTS"
 GRACE_S = 10.0
+_Value = TypeVar("_Value", float, str)
 _SHARED = Path("/dev/shm")  # noqa: S108
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part ended: exit status (None past its limit), the log, pytest's account, metrics, leftovers."""
+    """How a part ended: exit status (None past its limit), the log, pytest's account, metrics, leftovers.
+
+    `digests` are those of the files that the session says it judged.
+    """
 
     status: int | None
     seconds: float
@@ -39,12 +45,14 @@ class Outcome:
     run: Run | None
     metrics: Mapping[str, float]
     teardown: Teardown
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 def variables(base: Mapping[str, str], folder: Path, part: Part, marker: str) -> dict[str, str]:
     """The environment of a part: the caller's without pytest options of theirs, with the gate's own."""
     clean = {key: value for key, value in base.items() if not key.startswith(("PYTEST_", "AFD_GATE_"))}
     clean |= {MARKER: marker, METRICS: str(folder / "metrics.json"), "NO_COLOR": "1"}
+    clean[DIGESTS] = str(folder / "digests.json")
     if part.suite:
         clean |= {
             "PYTEST_ADDOPTS": "-p qualify.collected",
@@ -57,7 +65,7 @@ def variables(base: Mapping[str, str], folder: Path, part: Part, marker: str) ->
 def run(part: Part, folder: Path, root: Path, limit_s: float, python: str = sys.executable) -> Outcome:
     """Run a part to its end (or end it at its limit); its log and accounts lie in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in ("cases.json", "metrics.json"):
+    for stale in ("cases.json", "metrics.json", "digests.json"):
         (folder / stale).unlink(missing_ok=True)
     marker, before = secrets.token_hex(8), _shared_files()
     log = folder / "log.txt"
@@ -88,8 +96,9 @@ def run(part: Part, folder: Path, root: Path, limit_s: float, python: str = sys.
         content.decode(errors="replace"),
         hashlib.sha256(content).hexdigest(),
         _decoded(folder / "cases.json"),
-        _metrics(folder / "metrics.json"),
+        _account(folder / "metrics.json", float),
         Teardown(left if status is not None else (), tuple(sorted(_orphans(_shared_files() - before)))),
+        _account(folder / "digests.json", str),
     )
 
 
@@ -145,8 +154,9 @@ def _decoded(path: Path) -> Run | None:
         return None
 
 
-def _metrics(path: Path) -> Mapping[str, float]:
+def _account(path: Path, kind: type[_Value]) -> Mapping[str, _Value]:
+    """What a session wrote of itself by name; nothing when it wrote nothing of that form."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, kind])  # type: ignore[valid-type]
     except (OSError, msgspec.MsgspecError):
         return {}

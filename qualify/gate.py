@@ -178,7 +178,7 @@ class Gate:
             counts=outcome.run.counts() if outcome and outcome.run else None,
             expected=expected.digest(wanted) if part.suite else None,
             metrics=outcome.metrics if outcome else {},
-            logs={"log": outcome.log_digest} if outcome else {},
+            logs={**outcome.digests, "log": outcome.log_digest} if outcome else {},
             teardown=outcome.teardown if outcome else ledger.Teardown(),
             cause=cause,
         )
