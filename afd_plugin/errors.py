@@ -175,6 +175,9 @@ class PeerFailure(AFDError):
     mend = "Look at the other role's log; then start the service again."
     exit_code = 3
 
+    may_return: bool = False
+    """Whether it is an FFN that its launcher may start again, so that attention may wait for it."""
+
 
 class PeerLost(PeerFailure):
     """A peer's connection closed without a farewell, or it has been silent for too long."""
@@ -219,6 +222,13 @@ class PeerShutDown(PeerFailure):
     mend = "Stop attention first, or let `afd serve` do it; the FFN ends by itself."
 
 
+class AskedToEnd(PeerFailure):
+    """A peer was asked to end (SIGTERM) while this process still needed it; nobody will start it again."""
+
+    name = "asked-to-end"
+    mend = "Stop attention first, or let `afd serve` do it; the FFN ends by itself."
+
+
 class EngineGone(AFDError):
     """The process of vLLM above a worker has died: the engine core, or the FFN's host."""
 
@@ -235,6 +245,13 @@ class ProtocolError(AFDError):
     name = "protocol-error"
     mend = "A fault of this plugin or of the network between: report it with both logs."
     exit_code = 3
+
+
+class NotResumable(ProtocolError):
+    """The FFN was started again, but the step that it left cannot go on."""
+
+    name = "not-resumable"
+    mend = "Start all attention lanes with the same --ffn-restart-window; else a fault of this plugin: report it."
 
 
 class ControlClosed(AFDError):

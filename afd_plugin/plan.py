@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 
 class StepKind(str, Enum):
@@ -46,13 +47,15 @@ class StepPlan:
     """One announced forward pass.
 
     ``tokens[lane][stage]`` are rows of hidden states; every lane has the same number of stages and a row count may be
-    0. ``graph`` says that attention replays a captured graph, so its layers run without any Python.
+    0. ``graph`` says that attention replays a captured graph, so its layers run without any Python. ``resume`` counts
+    the exchanges at the beginning of the schedule that were answered in an earlier life of the FFN.
     """
 
     step: int
     kind: StepKind
     tokens: tuple[tuple[int, ...], ...]
     graph: bool = False
+    resume: int = 0
 
     @property
     def stages(self) -> int:
@@ -80,6 +83,8 @@ class StepPlan:
             raise ValueError(f"step {self.step} names {len(self.tokens)} lanes; the topology has {lanes}.")
         if len({len(stages) for stages in self.tokens}) != 1 or self.stages not in (1, 2):
             raise ValueError(f"step {self.step} has uneven or unknown stages: {self.tokens}.")
+        if self.resume and (self.graph or self.stages != 1):
+            raise ValueError(f"step {self.step} resumes at exchange {self.resume}, but not layer by layer.")
         for lane, stages in enumerate(self.tokens):
             if min(stages) < 0 or sum(stages) > max_tokens:
                 raise ValueError(
@@ -97,10 +102,14 @@ class Exchange:
 
 
 def schedule(plan: StepPlan, units: Sequence[RemoteUnit]) -> Iterator[Exchange]:
-    """The exchanges of ``plan`` in the order both roles run them: unit by unit, stage by stage within a unit."""
-    for unit in units:
-        for stage in range(plan.stages):
-            yield Exchange(plan.step, unit.index, stage)
+    """The exchanges of ``plan`` in the order both roles run them: unit by unit, stage by stage within a unit.
+
+    Those that ``plan.resume`` counts are left out; ``ValueError`` when it counts them all.
+    """
+    if plan.resume >= max(1, len(units) * plan.stages):
+        raise ValueError(f"step {plan.step} resumes at exchange {plan.resume} of {len(units) * plan.stages}.")
+    order = (Exchange(plan.step, unit.index, stage) for unit in units for stage in range(plan.stages))
+    yield from islice(order, plan.resume, None)
 
 
 HEADER_BYTES = 64

@@ -19,8 +19,10 @@ from afd_plugin.cli.options import (
     DEFAULT_RENDEZVOUS,
     DEFAULT_STATUS,
     LaunchOptions,
+    check_bounds,
     check_model_argument,
     check_passed_through,
+    status_address,
 )
 from afd_plugin.cli.parameters import (
     AttentionDP,
@@ -33,6 +35,7 @@ from afd_plugin.cli.parameters import (
     Failure,
     FfnDP,
     FfnEP,
+    FfnRestart,
     FfnTP,
     Gate,
     Host,
@@ -45,7 +48,7 @@ from afd_plugin.cli.parameters import (
     Status,
     TokenFile,
 )
-from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, LinkSettings, Role
+from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, LinkSettings, Role, SharedPlacement
 from afd_plugin.errors import AFDError, ConfigRefused
 
 _DEFAULTS = LinkSettings()
@@ -94,6 +97,7 @@ def serve(
     ffn_ep: FfnEP = False,
     gate: Gate = GatePlacement.FFN,
     dense: Dense = DensePlacement.ATTENTION,
+    shared: Shared = SharedPlacement.FFN,
     connector: Connector = "auto",
     microbatches: Microbatches = 1,
     device: Device = "auto",
@@ -108,6 +112,7 @@ def serve(
     ready_timeout: ReadyTimeout = _DEFAULTS.ready_timeout_s,
     failure_timeout: Failure = _DEFAULTS.failure_timeout_s,
     drain_timeout: Drain = _DEFAULTS.drain_timeout_s,
+    ffn_restart_window: FfnRestart = _DEFAULTS.ffn_restart_window_s,
     startup_timeout: Startup = 1800.0,
     debug: Debug = False,
 ) -> None:
@@ -125,11 +130,12 @@ def serve(
         ready_timeout_s=ready_timeout,
         failure_timeout_s=failure_timeout,
         drain_timeout_s=drain_timeout,
+        ffn_restart_window_s=ffn_restart_window,
     )
     options = _launch_options(
         context, model, afd, link, device, connector, host, port, startup_timeout, debug
     )
-    options = replace(options, status=_status_address(status)).with_role_arguments(
+    options = replace(options, status=status_address(status)).with_role_arguments(
         check_passed_through(shlex.split(attention_args)), check_passed_through(shlex.split(ffn_args))
     )
     raise typer.Exit(run_serve(options))
@@ -149,6 +155,7 @@ def attention(
     ffn_ep: FfnEP = False,
     gate: Gate = GatePlacement.FFN,
     dense: Dense = DensePlacement.ATTENTION,
+    shared: Shared = SharedPlacement.FFN,
     connector: Connector = "auto",
     microbatches: Microbatches = 1,
     device: Device = "auto",
@@ -159,6 +166,7 @@ def attention(
     ready_timeout: ReadyTimeout = _DEFAULTS.ready_timeout_s,
     failure_timeout: Failure = _DEFAULTS.failure_timeout_s,
     drain_timeout: Drain = _DEFAULTS.drain_timeout_s,
+    ffn_restart_window: FfnRestart = _DEFAULTS.ffn_restart_window_s,
     startup_timeout: Startup = 1800.0,
     debug: Debug = False,
 ) -> None:
@@ -179,6 +187,7 @@ def attention(
         ready_timeout_s=ready_timeout,
         failure_timeout_s=failure_timeout,
         drain_timeout_s=drain_timeout,
+        ffn_restart_window_s=ffn_restart_window,
     )
     options = _launch_options(
         context, model, afd, link, device, connector, host, port, startup_timeout, debug
@@ -203,6 +212,7 @@ def ffn(
     ffn_ep: FfnEP = False,
     gate: Gate = GatePlacement.FFN,
     dense: Dense = DensePlacement.ATTENTION,
+    shared: Shared = SharedPlacement.FFN,
     connector: Connector = "auto",
     microbatches: Microbatches = 1,
     device: Device = "auto",
@@ -212,6 +222,7 @@ def ffn(
     ready_timeout: ReadyTimeout = _DEFAULTS.ready_timeout_s,
     failure_timeout: Failure = _DEFAULTS.failure_timeout_s,
     drain_timeout: Drain = _DEFAULTS.drain_timeout_s,
+    ffn_restart_window: FfnRestart = _DEFAULTS.ffn_restart_window_s,
     startup_timeout: Startup = 1800.0,
     debug: Debug = False,
 ) -> None:
@@ -231,9 +242,10 @@ def ffn(
         ready_timeout_s=ready_timeout,
         failure_timeout_s=failure_timeout,
         drain_timeout_s=drain_timeout,
+        ffn_restart_window_s=ffn_restart_window,
     )
     options = _launch_options(context, model, afd, link, device, connector, "", 0, startup_timeout, debug)
-    raise typer.Exit(run_ffn(replace(options, status=_status_address(status))))
+    raise typer.Exit(run_ffn(replace(options, status=status_address(status))))
 
 
 @app.command()
@@ -327,15 +339,7 @@ def _launch_options(
     debug: bool,
 ) -> LaunchOptions:
     check_model_argument(model)
-    for option, seconds in (
-        ("--rendezvous-timeout", link.rendezvous_timeout_s),
-        ("--ready-timeout", link.ready_timeout_s),
-        ("--failure-timeout", link.failure_timeout_s),
-        ("--drain-timeout", link.drain_timeout_s),
-        ("--startup-timeout", startup_timeout),
-    ):
-        if not 0 < seconds < float("inf"):
-            raise ConfigRefused(f"{option} is {seconds}; expected a positive, finite number of seconds.")
+    check_bounds(link, startup_timeout)
     if not 0 <= port < 65536:
         raise ConfigRefused(f"--port is {port}; expected 0 to 65535.")
     return LaunchOptions(
@@ -350,13 +354,6 @@ def _launch_options(
         startup_timeout=startup_timeout,
         debug=debug,
     )
-
-
-def _status_address(value: str) -> str:
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigRefused(f"--status is {value!r}; expected HOST:PORT.")
-    return value
 
 
 def _device(name: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 from afd_plugin.cli.devices import SHARED_UTILISATION, VISIBLE_DEVICES, DeviceShare, threads_per_process
 from afd_plugin.cli.flags import given
@@ -13,10 +14,12 @@ from afd_plugin.cli.options import LaunchOptions
 from afd_plugin.config import LinkSettings, Role
 from afd_plugin.observability.metrics import DIRECTORY_VARIABLE
 from afd_plugin.observability.status import STATUS_VARIABLE
-from afd_plugin.supervisor.spec import ChildSpec
+from afd_plugin.supervisor.spec import ChildSpec, RestartPolicy
 from afd_plugin.v1.refusals import V2_RUNNER_VARIABLE
 
 WORKER_GRACE = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"
+STEP_BOUND = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
+VLLM_STEP_BOUND_S = 300
 DEBUG_VARIABLE = "AFD_DEBUG"
 METRICS = {DIRECTORY_VARIABLE: "metrics"}
 """Each child's processes leave their metrics in a folder that lives as long as the child."""
@@ -42,6 +45,8 @@ def role_environment(
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "PYTHONUNBUFFERED": "1",
     }
+    if link.ffn_restart_window_s:  # vLLM would give up a step that is held for longer than its own bound
+        defaults[STEP_BOUND] = str(int(VLLM_STEP_BOUND_S + link.ffn_restart_window_s))
     if options.device == "cpu":
         defaults.update(
             VLLM_TARGET_DEVICE="cpu",
@@ -97,8 +102,20 @@ def ffn_children(
                 VLLM_DP_MASTER_IP="127.0.0.1",
                 VLLM_DP_MASTER_PORT=str(master_port),
             )
-        children.append(ChildSpec(f"ffn-{rank}", command, own, stop_order=1, scratch=METRICS))
+        restart = restart_policy(options.link) if size == 1 else None
+        children.append(
+            ChildSpec(f"ffn-{rank}", command, own, stop_order=1, scratch=METRICS, restart=restart)
+        )
     return tuple(children)
+
+
+def restart_policy(link: LinkSettings) -> RestartPolicy | None:
+    """How a failed FFN is started again: attention is there already, or will not come within the window."""
+    if not link.ffn_restart_window_s:
+        return None
+    again = replace(link, rendezvous_timeout_s=min(link.rendezvous_timeout_s, link.ffn_restart_window_s))
+    variable = LinkSettings.variable("rendezvous_timeout_s")
+    return RestartPolicy(link.ffn_restart_window_s, env={variable: again.to_env()[variable]})
 
 
 def _command(options: LaunchOptions, role: Role, words: list[str]) -> tuple[str, ...]:

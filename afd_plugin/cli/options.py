@@ -89,3 +89,28 @@ def check_passed_through(arguments: Sequence[str]) -> tuple[str, ...]:
     """``arguments`` for vLLM, refused by name where AFD cannot honour them."""
     refuse_arguments(arguments)
     return tuple(arguments)
+
+
+def check_bounds(link: LinkSettings, startup_timeout: float) -> None:
+    """Refuse a bound that is none."""
+    for option, seconds in (
+        ("--rendezvous-timeout", link.rendezvous_timeout_s),
+        ("--ready-timeout", link.ready_timeout_s),
+        ("--failure-timeout", link.failure_timeout_s),
+        ("--drain-timeout", link.drain_timeout_s),
+        ("--startup-timeout", startup_timeout),
+    ):
+        if not 0 < seconds < float("inf"):
+            raise ConfigRefused(f"{option} is {seconds}; expected a positive, finite number of seconds.")
+    if not 0 <= link.ffn_restart_window_s < float("inf"):
+        raise ConfigRefused(
+            f"--ffn-restart-window is {link.ffn_restart_window_s}; expected 0 or a finite number of seconds."
+        )
+
+
+def status_address(value: str) -> str:
+    """``value`` if it is HOST:PORT."""
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigRefused(f"--status is {value!r}; expected HOST:PORT.")
+    return value

@@ -48,6 +48,13 @@ Failure = Annotated[
 Drain = Annotated[
     float, typer.Option("--drain-timeout", help="Seconds for running requests to finish on a stop.")
 ]
+FfnRestart = Annotated[
+    float,
+    typer.Option(
+        "--ffn-restart-window",
+        help="Seconds for which requests are held while a failed FFN is started again; 0: they fail at once.",
+    ),
+]
 Startup = Annotated[float, typer.Option("--startup-timeout", help="Seconds until the service must be ready.")]
 Status = Annotated[
     str,

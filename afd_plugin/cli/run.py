@@ -29,9 +29,12 @@ _OnReady = Callable[[Mapping[str, Details]], str]
 def run_serve(options: LaunchOptions) -> int:
     """Both roles on this host; returns the exit code."""
     check_environment(os.environ)
+    _check_restart(options)
     _check_http_port(options)
     share = _share(options)
     options = _with_connector(options, share.shared if share else False)
+    if share is not None and options.afd.connector == SHARED_CONNECTOR:
+        share = share.seeing_each_other()
     topology = options.afd.topology
     workers = topology.attention_ranks + topology.ffn_ranks
     with contextlib.ExitStack() as stack:
@@ -56,6 +59,7 @@ def run_serve(options: LaunchOptions) -> int:
 def run_attention(options: LaunchOptions) -> int:
     """The attention role alone; returns the exit code."""
     check_environment(os.environ)
+    _check_restart(options)
     _check_http_port(options)
     options = _with_connector(options, shared=False)
     workers = options.afd.topology.attention_ranks
@@ -66,6 +70,7 @@ def run_attention(options: LaunchOptions) -> int:
 def run_ffn(options: LaunchOptions) -> int:
     """The FFN role alone; returns the exit code."""
     check_environment(os.environ)
+    _check_restart(options)
     host, _, port = options.link.listen.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigRefused(f"--listen is {options.link.listen!r}; expected HOST:PORT.")
@@ -134,6 +139,14 @@ def _with_connector(options: LaunchOptions, shared: bool) -> LaunchOptions:
     name = SHARED_CONNECTOR if shared else APART_CONNECTOR
     check_connector(name)
     return replace(options, afd=replace(options.afd, connector=name))
+
+
+def _check_restart(options: LaunchOptions) -> None:
+    if options.link.ffn_restart_window_s and (options.device != "cpu" or options.afd.microbatches > 1):
+        raise ConfigRefused(
+            "--ffn-restart-window holds the steps of the CPU lane in one stage; on GPUs, and with microbatches, a step "
+            "that lost its FFN cannot go on. Drop the option."
+        )
 
 
 def _cores() -> int:

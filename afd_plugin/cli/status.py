@@ -17,7 +17,7 @@ import psutil
 import typer
 from prometheus_client.parser import text_string_to_metric_families
 
-from afd_plugin.supervisor.supervisor import STATE_NAME
+from afd_plugin.supervisor.folder import STATE_NAME
 
 _TIMEOUT_S = 5.0
 

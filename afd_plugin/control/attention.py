@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping
 
@@ -39,17 +40,26 @@ class AttentionControl(Control):
         self._shut_down = False
 
     def connect(
-        self, settings: LinkSettings, topology: Topology, lane: int, fingerprint: Fingerprint
+        self,
+        settings: LinkSettings,
+        topology: Topology,
+        lane: int,
+        fingerprint: Fingerprint,
+        data: Mapping[str, str] | None = None,
+        cancelled: threading.Event | None = None,
     ) -> Membership:
         """Meet all members at ``settings.peer``; once, after the model is built and before weights load.
 
+        ``data`` is handed to every member. Setting ``cancelled`` from another thread ends the wait within a second.
+
         Raises:
             Refused: One of its kinds: an address, the token, the fingerprint or the lane is wrong.
-            RendezvousTimeout: Nobody answered, or members were missing.
+            RendezvousTimeout: Nobody answered, or members were missing, or the wait was cancelled.
         """
         context = self._open(settings)
+        me = m.Member(m.MemberId(Role.ATTENTION, lane), process_name(), data=dict(data or {}))
         try:
-            return self._connect(context, topology, lane, fingerprint)
+            return self._connect(context, topology, me, fingerprint, cancelled)
         except BaseException:
             self.close()
             raise
@@ -58,17 +68,16 @@ class AttentionControl(Control):
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         topology: Topology,
-        lane: int,
+        member: m.Member,
         fingerprint: Fingerprint,
+        cancelled: threading.Event | None,
     ) -> Membership:
-        me = m.MemberId(Role.ATTENTION, lane)
+        me = member.id
         peer = self._peer()
         self._host = step = self._dial(peer)
-        self._membership = Joining(
-            self._host, peer, m.Member(me, process_name()), fingerprint, self._settings
-        ).run()
+        self._membership = Joining(self._host, peer, member, fingerprint, self._settings, cancelled).run()
         self._epoch = self._membership.epoch
-        group = self._membership.group(topology.group_of(lane))
+        group = self._membership.group(topology.group_of(me.index))
         heartbeat = Address.parse(group.heartbeat_address, f"the heartbeat address of {group.id}")
         if group.id.index:
             address = Address.parse(group.address, f"the address of {group.id}")

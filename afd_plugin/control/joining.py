@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 import zmq
@@ -58,13 +59,20 @@ class Joining:
     """The rendezvous as every other member sees it; ``run`` it once."""
 
     def __init__(
-        self, channel: Channel, peer: Address, me: m.Member, fingerprint: Fingerprint, settings: LinkSettings
+        self,
+        channel: Channel,
+        peer: Address,
+        me: m.Member,
+        fingerprint: Fingerprint,
+        settings: LinkSettings,
+        cancelled: threading.Event | None = None,
     ) -> None:
         self._channel = channel
         self._peer = peer
         self._me = me
         self._hello = m.encode(m.hello(m.Introduction(me, fingerprint)))
         self._settings = settings
+        self._cancelled = cancelled or threading.Event()
         self._answered = False
         self._hello_due = False
         self._dropped_at: float | None = None
@@ -79,7 +87,8 @@ class Joining:
         Raises:
             Refused: One of its kinds, as the host named it.
             TokenRejected: Every handshake with the host breaks.
-            RendezvousTimeout: Nobody answered, or members were missing, for ``rendezvous_timeout_s``.
+            RendezvousTimeout: Nobody answered, or members were missing, for ``rendezvous_timeout_s``; or the wait
+                was cancelled.
         """
         poller = zmq.Poller()
         poller.register(self._channel.socket, zmq.POLLIN)
@@ -93,6 +102,8 @@ class Joining:
             welcome = self._drain_messages()
             if welcome is not None:
                 return Membership(self._me.id, welcome.epoch, welcome.members)
+            if self._cancelled.is_set():
+                raise RendezvousTimeout(f"{self._me.id} does not wait for {self._peer} any longer.")
         raise RendezvousTimeout(self._timeout_message())
 
     def _knock(self) -> None:

@@ -40,8 +40,9 @@ _C = TypeVar("_C", bound="Control")
 class Control:
     """What both ends share.
 
-    The sockets belong to the thread that connected; only :meth:`check`, :meth:`on_failure`, :meth:`abort`
-    and the statistics may be used from others. As a context manager it aborts on an exception, then closes.
+    The sockets belong to the thread that connected, or to the one that :meth:`hand_over` names; only :meth:`check`,
+    :meth:`on_failure`, :meth:`abort` and the statistics may be used from others.
+    As a context manager it aborts on an exception, then closes.
     """
 
     def __init__(self) -> None:
@@ -107,6 +108,15 @@ class Control:
                 traceback_tail = "".join(traceback.format_exception(error)).splitlines()
             error = str(error) if name else f"{type(error).__name__}: {error}"
         self._monitor.abort(name, error, traceback_tail)
+
+    @property
+    def owner(self) -> int:
+        """The thread that the sockets belong to."""
+        return self._owner
+
+    def hand_over(self, owner: int) -> None:
+        """Give the sockets to the thread ``owner``; the last call of the thread that connected."""
+        self._owner = owner
 
     def close(self) -> None:
         """Leave in good order and release threads, sockets and ports; idempotent, bounded by seconds."""

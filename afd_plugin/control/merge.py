@@ -171,4 +171,5 @@ def _shown(step: InBand) -> str:
     if not isinstance(step, Step):
         return type(step).__name__
     mode = "graph" if step.graph else "eager"
-    return f"step {step.step} ({step.kind.value}, {mode}) with tokens {step.tokens}"
+    resumed = f", resumed at exchange {step.resume}" if step.resume else ""
+    return f"step {step.step} ({step.kind.value}, {mode}{resumed}) with tokens {step.tokens}"

@@ -62,7 +62,8 @@ class Member(Struct, frozen=True):
         process: Where it runs, for messages to people: ``pid 4711 on host``.
         address: Where an FFN group leader takes STEP messages, ``host:port``; empty for attention.
         heartbeat_address: Where an FFN group leader takes heartbeats; empty for attention.
-        data: Opaque strings of an FFN group leader, for example the address of its data-plane store.
+        data: Opaque strings: of an FFN group leader for example the address of its data plane, of an attention lane
+            that comes again how far it has come.
     """
 
     id: MemberId
@@ -139,22 +140,26 @@ class Go(Struct, frozen=True, tag="go"):
 
 
 class Step(Struct, frozen=True, tag="step"):
-    """One forward pass is about to run. ``tokens[lane][stage]``, for all lanes of the topology."""
+    """One forward pass is about to run. ``tokens[lane][stage]``, for all lanes of the topology.
+
+    ``resume`` is not 0 for a pass that an earlier life of the FFN began: the exchange to go on from.
+    """
 
     epoch: Epoch
     step: Count
     kind: StepKind
     tokens: tuple[tuple[Tokens, ...], ...]
     graph: bool = False
+    resume: Index = 0
 
     @classmethod
     def of(cls, epoch: int, plan: StepPlan) -> Step:
         """The message that announces ``plan`` in the life ``epoch``."""
-        return cls(epoch, plan.step, plan.kind, plan.tokens, plan.graph)
+        return cls(epoch, plan.step, plan.kind, plan.tokens, plan.graph, plan.resume)
 
     def plan(self) -> StepPlan:
         """The plan that this message announces."""
-        return StepPlan(step=self.step, kind=self.kind, tokens=self.tokens, graph=self.graph)
+        return StepPlan(self.step, self.kind, self.tokens, self.graph, self.resume)
 
 
 class Profile(Struct, frozen=True, tag="profile"):

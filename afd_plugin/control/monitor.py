@@ -229,10 +229,11 @@ class Monitor:
         for peer in self._watchable():
             if peer.lost_at is not None and now >= peer.lost_at + FAREWELL_GRACE_S:
                 self._fail(
-                    PeerLost(f"{self._net.name(peer.id)} is gone: its connection to {self.me} closed."), None
+                    _lost(peer, f"{self._net.name(peer.id)} is gone: its connection to {self.me} closed."),
+                    None,
                 )
             elif now >= peer.last_seen + self._settings.silence_timeout_s:
-                self._fail(PeerLost(self._silence(peer)), None)
+                self._fail(_lost(peer, self._silence(peer)), None)
         for peer in self._net.peers.values():
             if peer.needed_until is not None and now >= peer.needed_until and not self.finishing:
                 self._fail(
@@ -339,7 +340,15 @@ def _failure_of(message: m.Abort, origin: str) -> AFDError:
     kind = by_name(message.error)
     if kind is PeerLost or kind is PeerShutDown or kind is RendezvousTimeout:
         return kind(message.reason)
-    return PeerAborted(f"{origin} failed: {message.reason}", message.reason, message.traceback_tail)
+    aborted = PeerAborted(f"{origin} failed: {message.reason}", message.reason, message.traceback_tail)
+    aborted.may_return = message.origin.role is Role.FFN and (kind is None or kind.exit_code == 1)
+    return aborted
+
+
+def _lost(peer: Neighbour, reason: str) -> PeerLost:
+    error = PeerLost(reason)
+    error.may_return = peer.id.role is Role.FFN
+    return error
 
 
 def _pair(context: zmq.Context[zmq.Socket[bytes]], name: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:

@@ -9,6 +9,26 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
+class RestartPolicy:
+    """How often a child may be started again, and how long it may take.
+
+    Attributes:
+        window: Seconds from a failure until the child must be ready again.
+        limit: Failures within ``10 * window`` seconds after which no further start is tried.
+        env: Variables that a child has when it is started again, over those of its first start.
+    """
+
+    window: float
+    limit: int = 5
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def period(self) -> float:
+        """Seconds after which a failure is forgotten."""
+        return 10 * self.window
+
+
+@dataclass(frozen=True)
 class ChildSpec:
     """One child to start.
 
@@ -22,6 +42,7 @@ class ChildSpec:
             in-band) and get a signal only if they do not. Children of one number stop together.
         scratch: Environment variable to folder name: an empty folder of the child's own, made for this start
             below the supervisor's and removed with it, whatever happens.
+        restart: Whether the child is started again when it fails while the service is complete; None: never.
     """
 
     name: str
@@ -30,6 +51,7 @@ class ChildSpec:
     ready_phase: str = "serving"
     stop_order: int = 0
     scratch: Mapping[str, str] = field(default_factory=dict)
+    restart: RestartPolicy | None = None
 
 
 @dataclass(frozen=True)

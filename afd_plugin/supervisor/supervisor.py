@@ -4,39 +4,30 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import queue
-import shutil
 import signal
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 import psutil
 
 from afd_plugin.report import REPORT_VARIABLE, SOURCE_VARIABLE, STOPPING_NAME
 from afd_plugin.supervisor.child import Child
+from afd_plugin.supervisor.folder import fresh_scratch, working_folder, write_state
 from afd_plugin.supervisor.guardian import Guardian
 from afd_plugin.supervisor.inbox import Report, ReportInbox
 from afd_plugin.supervisor.processes import describe, end_all, members_of, stopped, wait_gone
+from afd_plugin.supervisor.restarts import Revivals
+from afd_plugin.supervisor.signals import stop_signals
 from afd_plugin.supervisor.sink import LogSink
 from afd_plugin.supervisor.spec import ChildSpec, Fault, Outcome, TimeLimits, choose_cause, describe_exit
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PROGRESS_SECONDS = 15.0
 _MEMBERS_EVERY = 5  # probes between two full listings of processes, once the service is ready
 _OWN = "afd"
-
-_MAX_FOLDER = 107 - 41
-"""A socket's path has at most 107 bytes; vLLM puts sockets with names of 36 into its temporary folder."""
-
-STATE_NAME = "state.json"
-"""File in the supervisor's directory (``afd-*`` among the temporary files) with the children's phases."""
+_REFUSED = 2
 
 Details = Mapping[str, str | int | float]
 _Event = tuple[Child, int] | Report | signal.Signals
@@ -48,8 +39,10 @@ class Supervisor:
     A child that ends with 0 without having been asked to brings the others to a clean stop. A child that
     fails, a process of a child that is stopped (SIGSTOP), or a failure report (:mod:`afd_plugin.report`)
     is a fault: the others get a part of ``limits.failure`` to answer their clients and end by themselves,
-    then they are ended. The first SIGTERM, SIGINT or SIGHUP begins a clean stop in ``stop_order``, the
-    second one ends everything at once.
+    then they are ended. A child with a restart policy that fails while the service is complete is no fault
+    yet: once nothing of it is left it is started again, and only if it is not ready within its window is what
+    made it fail the fault of the service. The first SIGTERM, SIGINT or SIGHUP begins a clean stop in
+    ``stop_order``, the second one ends everything at once.
 
     Args:
         specs: The children; at least one, names unique.
@@ -76,7 +69,8 @@ class Supervisor:
         self._children: list[Child] = []
         self._ready: dict[str, Details] = {}
         self._details: dict[str, dict[str, str | int | float]] = {}
-        self._state_file: Path | None = None
+        self._folder = Path()
+        self._revivals = Revivals(limits.answer)
         self._faults: list[Fault] = []
         self._killed: list[str] = []
         self._asked = 0
@@ -88,15 +82,16 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Start the children and return when nothing of them is left. Call it once, from the main thread."""
-        with self._directory() as directory, contextlib.ExitStack() as stack:
+        with working_folder() as directory, contextlib.ExitStack() as stack:
             guardian = Guardian(directory, self._limits.give_up, self._limits.patience)
             stack.callback(guardian.dismiss)
-            self._state_file = directory / STATE_NAME
+            self._folder = directory
             inbox = ReportInbox(directory, self._events.put)
             stack.callback(inbox.close)
-            stack.enter_context(self._signals())
+            stack.enter_context(stop_signals(self._events.put))
             try:
-                self._start(inbox.path, guardian)
+                for spec in self._specs:
+                    self._children.append(self._start(spec, guardian))
                 self._watch(guardian)
                 if self._draining and not self._faults:
                     (directory / STOPPING_NAME).touch()
@@ -109,47 +104,18 @@ class Supervisor:
 
     # ------------------------------------------------------------------ resources
 
-    @staticmethod
-    @contextlib.contextmanager
-    def _directory() -> Iterator[Path]:
-        name = tempfile.mkdtemp(prefix="afd-")
-        if len(name) > _MAX_FOLDER:
-            os.rmdir(name)
-            name = tempfile.mkdtemp(prefix="afd-", dir="/tmp")
-        try:
-            yield Path(name)
-        finally:
-            shutil.rmtree(name, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._events.put(signal.Signals(number))
-
-        before = {number: signal.signal(number, note) for number in _STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _start(self, report_path: Path, guardian: Guardian) -> None:
+    def _start(self, spec: ChildSpec, guardian: Guardian) -> Child:
+        again = self._revivals.count(spec.name)
         # vLLM leaves its rendezvous file and sockets behind when a start fails; here they go with the directory.
-        shared = {REPORT_VARIABLE: str(report_path), "TMPDIR": str(report_path.parent)}
-        for spec in self._specs:
-            env = {**spec.env, **shared, SOURCE_VARIABLE: spec.name}
-            for variable, name in spec.scratch.items():
-                folder = report_path.parent / f"{spec.name}-{name}"
-                folder.mkdir()
-                env[variable] = str(folder)
-            child = Child(replace(spec, env=env), self._sink, lambda one, code: self._events.put((one, code)))
-            guardian.watch(child.session)
-            self._children.append(child)
-            self._say(f"started {spec.name} as process {child.session}")
+        shared = {REPORT_VARIABLE: str(self._folder / "report"), "TMPDIR": str(self._folder)}
+        env = {**spec.env, **shared, SOURCE_VARIABLE: f"{spec.name}+{again}" if again else spec.name}
+        env.update(fresh_scratch(self._folder, spec.name, spec.scratch))
+        if again and spec.restart is not None:
+            env.update(spec.restart.env)
+        child = Child(replace(spec, env=env), self._sink, lambda one, code: self._events.put((one, code)))
+        guardian.watch(child.session)
+        self._say(f"started {spec.name} as process {child.session}")
+        return child
 
     # ------------------------------------------------------------------ the loop
 
@@ -157,8 +123,9 @@ class Supervisor:
         begun = time.monotonic()
         progress = begun + _PROGRESS_SECONDS
         next_probe = begun + self._limits.probe
-        while any(child.running for child in self._children) and not self._faults and not self._draining:
+        while (self._revivals or self._any_running()) and not self._faults and not self._draining:
             now = time.monotonic()
+            self._revive(guardian, now)
             if now >= next_probe:
                 next_probe = now + self._limits.probe
                 self._probe(guardian)
@@ -175,9 +142,34 @@ class Supervisor:
                     4,
                 )
             self._handle(next_probe - time.monotonic())
+        if (
+            self._draining
+            and not self._faults
+            and any(self._revivals.ending(one.name) for one in self._children)
+        ):
+            self._faults.extend(self._revivals.faults())  # nobody is left to answer what is in flight
         if self._faults:
             answers_owed = len(self._ready) == len(self._children)
             self._await_in_band(self._limits.answer if answers_owed else 1.0)
+
+    def _any_running(self) -> bool:
+        return any(child.running for child in self._children)
+
+    def _revive(self, guardian: Guardian, now: float) -> None:
+        """Start again what has failed and may be, once nothing of it is left."""
+        for name in self._revivals.overdue(now):
+            self._say(f"{name} has not come back in time")
+            self._faults.extend(self._revivals.faults())
+            return
+        for position, child in enumerate(self._children):
+            if self._revivals.due(child.name, child.running, now):
+                killed = end_all([child.session], self._limits.give_up)
+                self._say(
+                    f"{child.name} has ended" + (f", by SIGKILL: {', '.join(killed)}" if killed else "")
+                )
+                child.close()
+                self._children[position] = self._start(self._specs[position], guardian)
+                self._revivals.started(child.name)
 
     def _handle(self, timeout: float) -> None:
         """Wait for one event for at most ``timeout`` seconds and take note of it."""
@@ -195,7 +187,8 @@ class Supervisor:
             self._note_exit(*event)
 
     def _note_report(self, report: Report) -> None:
-        child = next((one for one in self._children if one.name == report.source), None)
+        # A child that was started again has another source than the one before it, whose last words may still come.
+        child = next((one for one in self._children if one.spec.env[SOURCE_VARIABLE] == report.source), None)
         if child is None:
             return
         if report.error:
@@ -206,6 +199,9 @@ class Supervisor:
         self._publish()
         if not self._draining:
             self._say(f"{child.name}: {report.phase}")
+        if report.phase == child.spec.ready_phase and (revival := self._revivals.ready(child.name)):
+            self._serving = {process.pid: describe(process) for process in self._members()}
+            self._say(f"{child.name} serves again {time.monotonic() - revival.since:.1f} s after its failure")
         if report.phase == child.spec.ready_phase and child.name not in self._ready:
             self._ready[child.name] = report.details
             if len(self._ready) == len(self._children):
@@ -213,7 +209,11 @@ class Supervisor:
                 self._on_ready(self._ready)
 
     def _note_exit(self, child: Child, code: int) -> None:
+        if child not in self._children:
+            return
         self._say(describe_exit(child.name, code))
+        if self._revivals.ending(child.name):
+            return
         if code == 0 or (child.asked_to_stop and code == -signal.SIGTERM):
             self._draining = True  # -SIGTERM: asked before the child could install its handler
             return
@@ -224,8 +224,15 @@ class Supervisor:
         ended = self._ended() if not self._faults else ""
         if ended:
             message = f"{message} Processes that had ended by then: {ended}."
-        self._faults.append(Fault(child, error, message, code))
+        fault = Fault(child, error, message, code)
         self._say(f"{child} failed: {error}: {message}")
+        spec = next((one for one in self._specs if one.name == child), None)
+        complete = len(self._ready) == len(self._children) and not self._faults and not self._draining
+        if spec is not None and self._revivals.absorb(spec, fault, complete, time.monotonic()):
+            return
+        if not self._faults and code != _REFUSED:
+            self._faults.extend(self._revivals.faults())
+        self._faults.append(fault)
 
     def _members(self) -> list[psutil.Process]:
         return members_of(child.session for child in self._children)
@@ -251,7 +258,7 @@ class Supervisor:
                 "The guardian process of this launcher was ended or stopped by somebody.",
             )
             return
-        if len(self._ready) < len(self._children) or self._probes % _MEMBERS_EVERY == 0:
+        if len(self._ready) < len(self._children) or self._revivals or self._probes % _MEMBERS_EVERY == 0:
             self._known = self._members()
         self._probes += 1
         found = stopped(self._known)
@@ -278,7 +285,7 @@ class Supervisor:
     def _await_in_band(self, timeout: float) -> None:
         """After a fault: let the children notice it by themselves and answer their clients."""
         deadline = time.monotonic() + timeout
-        while any(child.running for child in self._children) and self._asked < 2:
+        while self._any_running() and self._asked < 2:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
@@ -340,10 +347,10 @@ class Supervisor:
     def _finish(self) -> None:
         """Whatever happened before: leave no process of any child, and say what that took."""
         sessions = [child.session for child in self._children]
-        clean = not self._faults and not any(child.running for child in self._children)
+        clean = not self._faults and not self._any_running()
         if clean:
             wait_gone(sessions, self._limits.terminate)
-        if self._asked > 1 and any(child.running for child in self._children):
+        if self._asked > 1 and self._any_running():
             self._fault(
                 _OWN, "interrupted", "A second signal ended the service before its clean stop was done."
             )
@@ -362,21 +369,16 @@ class Supervisor:
                     self._note_report(event)
 
     def _publish(self) -> None:
-        """Leave what is known about the children where `afd status` finds it."""
-        if self._state_file is None:
-            return
         children = {
             child.name: {
                 "pid": child.session,
                 "phase": child.phase,
+                "restarts": self._revivals.count(child.name),
                 **self._details.get(child.name, {}),
             }
             for child in self._children
         }
-        partial = self._state_file.with_suffix(".partial")
-        with contextlib.suppress(OSError):  # a full disk costs the glance, not the service
-            partial.write_text(json.dumps({"pid": os.getpid(), "children": children}))
-            partial.replace(self._state_file)
+        write_state(self._folder, children)
 
     def _phases(self) -> str:
         waiting = [child for child in self._children if child.name not in self._ready]

@@ -37,6 +37,7 @@ class StepCounts:
     exchanges: int = 0
     exchange_seconds: float = 0.0
     wait_seconds: float = 0.0
+    reconnects: int = 0
 
     def note(self, plan: StepPlan, tokens: int) -> None:
         self.steps[plan.kind.value] += 1
@@ -94,13 +95,12 @@ class AttentionLink:
         self._next_step += 1
         self.last_step = plan.step
         self.check()
-        if self._control is not None:
-            self._control.announce(plan)
+        self._announce(plan)
         self._plan, self._issued = plan, [0] * plan.stages
         try:
             yield plan
         except Exception as error:
-            cause = verdict(self._control, error)
+            cause = self._cause(error)
             if self._on_error is not None:
                 self._on_error(cause)
             if cause is error:
@@ -112,6 +112,14 @@ class AttentionLink:
         if not graph and self._issued != due:
             raise ProtocolError(f"step {plan.step} made {self._issued} exchanges by stage; {due} were due.")
         self.counts.note(plan, plan.lane_tokens(self.lane))
+
+    def _announce(self, plan: StepPlan) -> None:
+        if self._control is not None:
+            self._control.announce(plan)
+
+    def _cause(self, error: Exception) -> BaseException:
+        """The error that explains why a step ended with ``error``."""
+        return verdict(self._control, error)
 
     def check(self) -> None:
         """Raise what is known to have failed: a peer, or an exchange on the device. Costs microseconds, no GPU work."""
@@ -140,15 +148,7 @@ class AttentionLink:
         started = time.perf_counter()
         if self._connector is not None and rows:
             exchange = Exchange(plan.step, unit.index, stage)
-            self._connector.send_hidden(exchange, unit, hidden.contiguous(), router_logits)
-            if plan.stages > 1:
-                # The other stage's attention goes behind this stage's rows, and only then the wait for the answer.
-                dbo_yield()
-            waiting = time.perf_counter()
-            received = self._connector.recv_output(exchange, rows)
-            self.counts.wait_seconds += time.perf_counter() - waiting
-            # In stream order the next message of a stage comes after everything that reads this one.
-            output = received if self._connector.stream_ordered else received.clone()
+            output = self._cross(exchange, unit, hidden.contiguous(), router_logits)
         else:
             output = torch.empty_like(hidden)
         if self._group.world_size > 1:
@@ -156,3 +156,28 @@ class AttentionLink:
         self.counts.exchanges += 1
         self.counts.exchange_seconds += time.perf_counter() - started
         return output
+
+    def _cross(
+        self, exchange: Exchange, unit: RemoteUnit, hidden: torch.Tensor, router_logits: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One exchange of the leader's, on the connector of this moment."""
+        assert self._connector is not None  # noqa: S101 - a leader has one
+        return self._through(self._connector, exchange, unit, hidden, router_logits)
+
+    def _through(
+        self,
+        connector: AFDConnector,
+        exchange: Exchange,
+        unit: RemoteUnit,
+        hidden: torch.Tensor,
+        router_logits: torch.Tensor | None,
+    ) -> torch.Tensor:
+        connector.send_hidden(exchange, unit, hidden, router_logits)
+        if self._plan is not None and self._plan.stages > 1:
+            # The other stage's attention goes behind this stage's rows, and only then the wait for the answer.
+            dbo_yield()
+        waiting = time.perf_counter()
+        received = connector.recv_output(exchange, hidden.shape[0])
+        self.counts.wait_seconds += time.perf_counter() - waiting
+        # In stream order the next message of a stage comes after everything that reads this one.
+        return received if connector.stream_ordered else received.clone()

@@ -10,27 +10,35 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.logger import init_logger
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from afd_plugin.config import Role
-from afd_plugin.connectors.base import ConnectorShape
+from afd_plugin.config import LinkSettings, Role
+from afd_plugin.connectors.base import AFDConnector, ConnectorShape
 from afd_plugin.connectors.registry import create_connector
 from afd_plugin.control import AttentionControl, Membership
-from afd_plugin.errors import EngineGone
+from afd_plugin.errors import AFDError, EngineGone
 from afd_plugin.model.build import AttentionBuild
 from afd_plugin.model.remote_runner import RemoteMoERunner
 from afd_plugin.model.scan import BoundUnit
+from afd_plugin.observability.events import event
 from afd_plugin.plan import RemoteUnit
 from afd_plugin.v1.worker import role_report
 from afd_plugin.v1.worker.announcer import StepAnnouncer
 from afd_plugin.v1.worker.attention_link import AttentionLink
 from afd_plugin.v1.worker.fingerprints import fingerprint
+from afd_plugin.v1.worker.recovery import Planes, Recovery
+from afd_plugin.v1.worker.rejoin import Rejoining
+from afd_plugin.v1.worker.resumable_link import ResumableLink, check_resumable
+from afd_plugin.v1.worker.resume import Progress
 from afd_plugin.v1.worker.role_worker import RoleWorkerMixin
 
 if TYPE_CHECKING:
     _RunnerBase = GPUModelRunner
 else:
     _RunnerBase = object
+
+logger = init_logger(f"vllm.{__name__}")
 
 
 class AttentionRunnerMixin(_RunnerBase):
@@ -60,6 +68,8 @@ class AttentionWorkerMixin(RoleWorkerMixin):
     runner_class: type[AttentionRunnerMixin]
 
     link: AttentionLink | None = None
+    recovery: Recovery | None = None
+    """On a lane's leader, where the FFN may be started again under it."""
 
     def init_device(self) -> None:
         """Native device set-up; then the native runner gives way to the role's own."""
@@ -70,7 +80,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
     def _rendezvous(self, units: tuple[RemoteUnit, ...]) -> Membership:
         control = AttentionControl()
         self.control = control
-        control.on_failure(self.guard.failed)
+        control.on_failure(self._peer_failed)
         return control.connect(
             self.link_settings,
             self.afd_config.topology,
@@ -81,32 +91,64 @@ class AttentionWorkerMixin(RoleWorkerMixin):
     def _connect(self) -> None:
         control = self.control
         if isinstance(control, AttentionControl):
-            topology, lane = self.afd_config.topology, self.member_index
-            group = topology.group_of(lane)
-            shape = self.connector_shape(topology.slot_of(lane))
-            if self.own_device.type != "cpu":
-                shape = dataclasses.replace(shape, router_dtypes=router_dtypes(self.units, shape))
-            self.connector = create_connector(self.afd_config.connector, shape, self.link_settings)
+            self.connector = self._make_connector(self.link_settings)
+            if self.link_settings.ffn_restart_window_s:
+                check_resumable(self.afd_config, self.connector)
             control.ready()
-            membership = control.wait_ready()
-            self.connector.connect(membership.group(group).data)
-        link = AttentionLink(
-            self.member_index,
-            self.units,
-            get_tp_group(),
-            control if isinstance(control, AttentionControl) else None,
-            self.connector,
-            self.afd_config.topology.attention_dp,
-            self._fail,
-        )
+            self.membership = control.wait_ready()
+            group = self.afd_config.topology.group_of(self.member_index)
+            self.connector.connect(self.membership.group(group).data)
+        link = self._make_link()
         self.link = link
         self.model_runner.announce_steps(link)  # type: ignore[attr-defined]  # init_device made it a role's runner
         self._write_report()
 
+    def _make_connector(self, settings: LinkSettings) -> AFDConnector:
+        shape = self.connector_shape(self.afd_config.topology.slot_of(self.member_index))
+        if self.own_device.type != "cpu":
+            shape = dataclasses.replace(shape, router_dtypes=router_dtypes(self.units, shape))
+        return create_connector(self.afd_config.connector, shape, settings)
+
+    def _make_link(self) -> AttentionLink:
+        control = self.control if isinstance(self.control, AttentionControl) else None
+        topology, lane, settings = self.afd_config.topology, self.member_index, self.link_settings
+        parts = (lane, self.units, get_tp_group(), control, self.connector, topology.attention_dp, self._fail)
+        if not settings.ffn_restart_window_s or control is None:
+            return AttentionLink(*parts)
+        assert self.connector is not None and self.membership is not None  # noqa: S101, PT018 - a leader has both
+        own = fingerprint(self.vllm_config, self.afd_config, [bound.unit for bound in self.units])
+        self.recovery = Recovery(
+            Planes(control, self.connector, self.membership),
+            Progress(lane, len(self.units)),
+            Rejoining(settings, topology, lane, own, self._make_connector),
+            settings.ffn_restart_window_s,
+            settings.failure_timeout_s,
+            self._new_planes,
+            self.guard.failed,
+        )
+        return ResumableLink(self.recovery, *parts)
+
+    def _peer_failed(self, error: AFDError) -> None:
+        if self.recovery is None:
+            self.guard.failed(error)
+        else:
+            self.recovery.failed(error)
+
+    def _new_planes(self, planes: Planes) -> None:
+        self.control, self.connector, self.membership = planes.control, planes.connector, planes.membership
+        if self.link is not None:
+            self.link.counts.reconnects += 1
+        logger.info(
+            event("reconnected", role=self.role.value, epoch=planes.membership.epoch, step=self._step())
+        )
+
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         """Native profiling here, and the same order to the FFN: it is reachable only in band."""
         super().profile(is_start, profile_prefix)
-        if isinstance(self.control, AttentionControl):
+        if self.recovery is not None:
+            with self.recovery.use() as planes:
+                planes.control.profile(is_start, profile_prefix or "")
+        elif isinstance(self.control, AttentionControl):
             self.control.profile(is_start, profile_prefix or "")
 
     def afd_status(self) -> dict[str, object]:
@@ -133,6 +175,8 @@ class AttentionWorkerMixin(RoleWorkerMixin):
         if self.link is not None:
             self._write_report()
             self.link = None
+        if self.recovery is not None:
+            self.recovery.close()
         if isinstance(self.control, AttentionControl):
             if self.parent_watch is not None and self.parent_watch.parent_died():
                 self._fail(EngineGone("The engine core above this worker has died."))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
@@ -114,7 +114,7 @@ class FFNService:
         while not isinstance(own, (StepPlan, Shutdown)) and time.monotonic() < deadline:
             own = control.next_event(KEEP_ALIVE_S)
         if isinstance(own, StepPlan) and isinstance(event, StepPlan):
-            same = (own.step, own.tokens, own.graph) == (event.step, event.tokens, event.graph)
+            same = replace(own, kind=event.kind) == event
         else:
             same = isinstance(own, Shutdown) and isinstance(event, Shutdown)
         if not same:

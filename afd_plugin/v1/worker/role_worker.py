@@ -22,7 +22,7 @@ from afd_plugin.config import CONFIG_KEY, AFDConfig, LinkSettings, Role
 from afd_plugin.connectors.base import AFDConnector, ConnectorShape
 from afd_plugin.control import Membership
 from afd_plugin.control.link import Control
-from afd_plugin.errors import AFDError, ConfigRefused, EngineGone, PeerAborted
+from afd_plugin.errors import AFDError, AskedToEnd, ConfigRefused, EngineGone, PeerAborted
 from afd_plugin.model.build import RoleBuild
 from afd_plugin.model.loader import RoleLoading, register_loaders, role_load_format
 from afd_plugin.model.scan import BoundUnit, find_units
@@ -211,7 +211,9 @@ class RoleWorkerMixin(_Base):
         """Tell the launcher and the peers why this worker ends."""
         if isinstance(error, SystemExit):
             if self.control is not None:
-                self.control.abort("it was asked to end (SIGTERM) while its peers still needed it")
+                self.control.abort(
+                    AskedToEnd("it was asked to end (SIGTERM) while its peers still needed it")
+                )
             return
         report.failure(error)
         name = error.name if isinstance(error, AFDError) else type(error).__name__

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An attention link that outlives its FFN: the leader's, where ``--ffn-restart-window`` is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from afd_plugin.config import AFDConfig
+from afd_plugin.connectors.base import AFDConnector
+from afd_plugin.errors import ConfigRefused, PeerFailure
+from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan
+from afd_plugin.v1.worker.attention_link import AttentionLink
+from afd_plugin.v1.worker.recovery import Planes, Recovery
+from afd_plugin.v1.worker.resume import Sent
+
+
+class ResumableLink(AttentionLink):
+    """Announcements and exchanges that are made again, or go on, when the FFN has been started again."""
+
+    def __init__(self, recovery: Recovery, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._recovery = recovery
+
+    @contextmanager
+    def step(
+        self, kind: StepKind, tokens: Sequence[Sequence[int]], graph: bool = False
+    ) -> Iterator[StepPlan]:
+        with super().step(kind, tokens, graph) as plan:
+            yield plan
+        self._recovery.progress.finish()
+
+    def check(self) -> None:
+        self._recovery.check()
+
+    def _announce(self, plan: StepPlan) -> None:
+        begun = False
+        while not begun:
+            planes: Planes | None = None
+            try:
+                with self._recovery.use() as planes:
+                    planes.control.check()
+                    self._recovery.progress.begin(plan)
+                    begun = True
+                    planes.control.announce(plan)
+            except PeerFailure as error:
+                if planes is None:
+                    raise
+                # A step that had begun is announced again by the recovery.
+                self._recovery.lost(planes, error)
+
+    def _cause(self, error: Exception) -> BaseException:
+        return self._recovery.verdict(error)
+
+    def _cross(
+        self, exchange: Exchange, unit: RemoteUnit, hidden: torch.Tensor, router_logits: torch.Tensor | None
+    ) -> torch.Tensor:
+        while True:
+            planes: Planes | None = None
+            try:
+                with self._recovery.use() as planes:
+                    output = self._through(planes.connector, exchange, unit, hidden, router_logits)
+                    self._recovery.progress.complete(self._kept(exchange, unit, hidden, router_logits))
+                return output
+            except PeerFailure as error:
+                if planes is None:
+                    raise
+                self._recovery.lost(planes, error)
+
+    def _kept(
+        self, exchange: Exchange, unit: RemoteUnit, hidden: torch.Tensor, router_logits: torch.Tensor | None
+    ) -> Sent | None:
+        """A copy of what was sent, where another lane may still wait for its answer to the same exchange."""
+        if self.lanes == 1:
+            return None
+        logits = None if router_logits is None else router_logits.clone()
+        return Sent(exchange, unit, hidden.clone(), logits)
+
+
+def check_resumable(config: AFDConfig, connector: AFDConnector) -> None:
+    """Refuse to hold requests where an interrupted step could not go on."""
+    if connector.stream_ordered or config.microbatches > 1:
+        raise ConfigRefused(
+            f"AFD_FFN_RESTART_WINDOW (--ffn-restart-window) is set, but a step over {config.connector} in "
+            f"{config.microbatches} stage(s) cannot go on after the FFN was lost; drop the option."
+        )
