@@ -48,7 +48,7 @@ from afd_plugin.cli.parameters import (
     Status,
     TokenFile,
 )
-from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, LinkSettings, Role, SharedPlacement
+from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, LinkSettings, Role
 from afd_plugin.errors import AFDError, ConfigRefused
 
 _DEFAULTS = LinkSettings()
@@ -97,7 +97,6 @@ def serve(
     ffn_ep: FfnEP = False,
     gate: Gate = GatePlacement.FFN,
     dense: Dense = DensePlacement.ATTENTION,
-    shared: Shared = SharedPlacement.FFN,
     connector: Connector = "auto",
     microbatches: Microbatches = 1,
     device: Device = "auto",
@@ -155,7 +154,6 @@ def attention(
     ffn_ep: FfnEP = False,
     gate: Gate = GatePlacement.FFN,
     dense: Dense = DensePlacement.ATTENTION,
-    shared: Shared = SharedPlacement.FFN,
     connector: Connector = "auto",
     microbatches: Microbatches = 1,
     device: Device = "auto",
@@ -212,7 +210,6 @@ def ffn(
     ffn_ep: FfnEP = False,
     gate: Gate = GatePlacement.FFN,
     dense: Dense = DensePlacement.ATTENTION,
-    shared: Shared = SharedPlacement.FFN,
     connector: Connector = "auto",
     microbatches: Microbatches = 1,
     device: Device = "auto",
