@@ -86,6 +86,15 @@ class Coverage:
                         yield _stale(entry, f"nothing uses {owner.member(name)} any more: remove the name")
 
 
+def registered(registry: Registry) -> set[Symbol]:
+    """Every symbol that an entry names."""
+    names = {Symbol.parse(seam.symbol) for seam in registry.seams}
+    for surface in registry.surfaces:
+        owner = Symbol.parse(surface.owner)
+        names |= {owner.member(name) for name in surface.names}
+    return names
+
+
 def _unregistered(use: Use) -> str:
     wanted = {
         How.SUBCLASS: "a Seam of kind subclass",

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
 
+from afd_plugin.seams.schema import Registry, Surface
 from qualify.audit import trace, traced
 from qualify.audit.__main__ import Audit
+from qualify.audit.symbols import Use
 from tests.unit.audit import tree
 
 RUN = """
@@ -69,7 +71,9 @@ def traced_run(root: Path) -> Path:
 def test_a_traced_run_records_what_the_type_checker_cannot_see(tmp_path: Path) -> None:
     upstream = tree.upstream(tmp_path)
     found = {
-        f"{u.path}:{u.symbol}" for u in traced.uses([traced_run(tmp_path)], upstream) if hasattr(u, "symbol")
+        f"{u.path}:{u.symbol}"
+        for u in traced.uses([traced_run(tmp_path)], upstream, Registry(()))
+        if hasattr(u, "symbol")
     }
     assert "plug/runs.py:vllm.worker:Worker.extra" in found
     assert "plug/runs.py:vllm.worker:Worker.load_model" in found
@@ -106,3 +110,26 @@ def test_records_are_written_at_once_and_once(tmp_path: Path) -> None:
     ]
     assert lines
     assert len({json.dumps(line) for line in lines}) == len(lines)
+
+
+def test_a_read_through_a_subclass_is_the_use_that_the_registry_names(tmp_path: Path) -> None:
+    upstream = tree.upstream(tmp_path)
+    (tmp_path / "trace-1.jsonl").write_text(
+        json.dumps(
+            {
+                "owners": ["vllm.worker:FastWorker", "vllm.worker:Worker"],
+                "name": "rank",
+                "path": "plug/worker.py",
+                "line": 1,
+            }
+        )
+        + "\n",
+        encoding="utf-8",
+    )
+    named = Registry((), (Surface("worker-plain", "vllm.worker:Worker", {"rank": ""}, "", ()),))
+
+    def symbols(registry: Registry) -> list[str]:
+        return [str(u.symbol) for u in traced.uses([tmp_path], upstream, registry) if isinstance(u, Use)]
+
+    assert symbols(Registry(())) == ["vllm.worker:FastWorker.rank"]
+    assert symbols(named) == ["vllm.worker:Worker.rank"]

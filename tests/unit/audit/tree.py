@@ -57,6 +57,10 @@ VLLM = {
 
             def load_model(self, *, dummy: bool = False) -> None:
                 print(dummy)
+
+        class FastWorker(Worker):
+            def hurry(self) -> None:
+                self.rank = 1
         """,
     "vllm/arithmetic.py": """
         def spread(total, parts, offset=0):
