@@ -199,6 +199,12 @@ def gate(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def containers(session: nox.Session) -> None:
+    """A cell as a container: `-- build cpu`, `-- run unit` (no network, no root), `-- shell`; `-- --help` says more."""
+    Cell(session).python("-m", "qualify.containers", *session.posargs)
+
+
+@nox.session(default=False)
 def release_artifacts(session: nox.Session) -> None:
     """Add the bill of materials (CycloneDX) and the sums to the wheel and sdist that `package` left in `dist/`."""
     Cell(session).python("-m", "qualify.release", "--artifacts")

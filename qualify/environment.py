@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from qualify import locks
-from qualify.process import CommandError, capture, clean_environment, stream
+from qualify.process import CommandError, capture, clean_environment, stream, write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 VLLM_VERSION = "0.28.0"
@@ -167,22 +167,36 @@ def ensure(*, checkout: Path = ROOT, cells: Path | None = None) -> Environment:
 
     Raises SetupError or CommandError with the reason when it cannot be made.
     """
+    started = time.monotonic()
+    with _cell(cells) as (cell, new):
+        environment = Environment(cell, checkout / ".cell" / cell.name)
+        made = _refresh_overlay(environment, checkout) or new
+    if made:
+        print(f"environment {cell.name} set up in {time.monotonic() - started:.0f} s ({cell})", flush=True)
+    return environment
+
+
+def for_image(cells: Path | None = None) -> Path:
+    """The cell alone, without its log and its duration, so that two images hold the same files."""
+    with _cell(cells) as (cell, _):
+        (cell / "install.log").unlink(missing_ok=True)
+        done = json.loads((cell / MARKER).read_text(encoding="utf-8")) | {"seconds": 0}
+        write_atomically(cell / MARKER, json.dumps(done) + "\n")
+    return cell
+
+
+@contextlib.contextmanager
+def _cell(cells: Path | None) -> Iterator[tuple[Path, bool]]:
+    """The cell of the running interpreter, made if it does not stand, and whether it was; locked meanwhile."""
     interpreter = Interpreter.running()
     interpreter.check()
     lock_files = (locks.CPU_LOCK, locks.TOOLS_LOCK)
     key = cell_key(locks.digest(lock_files), interpreter)
     cell = (cells or cells_directory()) / key
-    environment = Environment(cell, checkout / ".cell" / key)
-    started = time.monotonic()
-    made = False
     with locked(cell.with_name(key + ".lock")) as descriptor:
-        if not _stands(cell):
+        if new := not _stands(cell):
             _create_cell(cell, lock_files, descriptor, expected_pip_check(interpreter))
-            made = True
-        made = _refresh_overlay(environment, checkout) or made
-    if made:
-        print(f"environment {key} set up in {time.monotonic() - started:.0f} s ({cell})", flush=True)
-    return environment
+        yield cell, new
 
 
 @contextlib.contextmanager
@@ -284,12 +298,12 @@ def install_with_pip(cell: Path, lock_files: Sequence[Path], lock_descriptor: in
 
 def find_uv(cells: Path) -> tuple[str, ...]:
     """The command that runs uv: nox's own, the locked one (fetched with pip on first use), or one on PATH."""
-    if _runs([sys.executable, "-m", "uv", "--version"]):
+    if _runs((sys.executable, "-m", "uv", "--version")):
         return (sys.executable, "-m", "uv")
     pinned = locks.subset(locks.TOOLS_LOCK.read_text(encoding="utf-8"), ["uv"])
     home = cells / f"uv-{hashlib.sha256(pinned.encode()).hexdigest()[:12]}"
     fetched = (str(home / "bin" / "uv"),)
-    if not _runs([*fetched, "--version"]):
+    if not _runs((*fetched, "--version")):
         shutil.rmtree(home, ignore_errors=True)
         try:
             _pip_into(home, "uv", cells)
@@ -336,17 +350,6 @@ def _refresh_overlay(environment: Environment, checkout: Path) -> bool:
     return True
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or none, also after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with scratch.open("w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    scratch.replace(path)
-
-
 def _requirement_options(lock_files: Sequence[Path]) -> list[str]:
     return [word for path in lock_files for word in ("--requirement", str(path))]
 
@@ -359,19 +362,15 @@ def _quiet() -> dict[str, str]:
 
 
 @functools.cache
-def _runs_cached(words: tuple[str, ...]) -> bool:
+def _runs(words: tuple[str, ...]) -> bool:
     try:
         return subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 
 
-def _runs(words: Sequence[str]) -> bool:
-    return _runs_cached(tuple(words))
-
-
 def stale(cells: Path, keep: Path) -> tuple[Path, ...]:
-    """Every cell under `cells` but `keep`: left by an earlier lock or another Python."""
+    """Every cell but `keep`: left by an earlier lock or another Python."""
     return tuple(path for path in sorted(cells.glob("cpu-cp3*-*")) if path.is_dir() and path != keep)
 
 
@@ -379,7 +378,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m qualify.environment`: set up, print the interpreter's path; `--prune` frees the rest."""
     parser = argparse.ArgumentParser(prog="python -m qualify.environment", description=main.__doc__)
     parser.add_argument("--prune", action="store_true", help="remove every other cell")
+    parser.add_argument("--image", action="store_true", help="only make the cell, as an image keeps it")
     chosen = parser.parse_args(arguments)
+    if chosen.image:
+        print(for_image())
+        return 0
     environment = ensure()
     if chosen.prune:
         for path in stale(environment.cell.parent, environment.cell):

@@ -95,3 +95,14 @@ def clean_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     leaks = {"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"}
     source = os.environ if base is None else base
     return {key: value for key, value in source.items() if key not in leaks} | {"PYTHONNOUSERSITE": "1"}
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees all of it or none, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    with scratch.open("w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    scratch.replace(path)
