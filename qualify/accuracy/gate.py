@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from afd_plugin.demo.engine import EngineArguments
 from afd_plugin.demo.service import ServiceError
 from qualify import identity, ledger, verify
 from qualify.accuracy import checkpoints, data, harness, scoring, sides
@@ -75,20 +76,28 @@ class Measurement:
 
 
 def answers(
-    layout: Layout, model: Path, rows: Mapping[str, int], folder: Path, questions: Path
+    layout: Layout,
+    model: Path,
+    rows: Mapping[str, int],
+    folder: Path,
+    questions: Path,
+    *,
+    engine: EngineArguments = sides.ENGINE,
+    gpu: bool = False,
+    timeout_s: float = SIDE_TIMEOUT_S,
 ) -> tuple[Side, float]:
     """One side's judged answers and the seconds they took. Serves the model, asks, stops."""
-    with sides.serving(layout, model, folder / "service") as service:
+    with sides.serving(layout, model, folder / "service", engine, gpu=gpu) as service:
         started = time.monotonic()
         spec = Spec(
             sides.completions_url(service),
             sides.MODEL_NAME,
             str(model),
             tuple(rows),
-            sides.ENGINE.max_model_len,
+            engine.max_model_len,
             str(folder / "lm-eval.json"),
         )
-        path = harness.run(spec, questions, folder / "lm-eval", SIDE_TIMEOUT_S)
+        path = harness.run(spec, questions, folder / "lm-eval", timeout_s)
         seconds = time.monotonic() - started
     return scoring.read(path, rows), seconds
 

@@ -115,7 +115,8 @@ class LatentAttention(nn.Module):
         q = torch.cat((q_plain, q_rope.to(q_plain.dtype)), dim=-1)
         key = torch.cat((key, key_rope.to(key.dtype)), dim=-1)
         out = attend(q, key, value, mask)
-        return self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
+        answer: Tensor = self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
+        return answer
 
 
 class PlainAttention(nn.Module):
@@ -141,14 +142,16 @@ class PlainAttention(nn.Module):
         q, key = (angles.rotate(each, interleaved=False).to(value.dtype) for each in (q, key))
         key, value = (each.repeat_interleave(self.heads // self.kv_heads, dim=1) for each in (key, value))
         out = attend(q, key, value, mask)
-        return self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
+        answer: Tensor = self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
+        return answer
 
 
 def attend(q: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     """Softmax attention, [rows, heads, length, size]."""
     scores = (q @ key.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
     weights = scores.masked_fill(~mask, -1e9).softmax(-1)
-    return weights.to(value.dtype) @ value
+    mixed: Tensor = weights.to(value.dtype) @ value
+    return mixed
 
 
 class Mlp(nn.Module):
@@ -161,7 +164,8 @@ class Mlp(nn.Module):
         self.down_proj = linear(hidden, inner, out_gain, rng)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        answer: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return answer
 
 
 class Gate(nn.Module):
@@ -210,7 +214,7 @@ class Gate(nn.Module):
     def balance(self, rate: float) -> None:
         """Move the correction bias towards even use, as DeepSeek-V3 was trained; clears the counts."""
         if self.sigmoid:
-            self.e_score_correction_bias += rate * (self.counts.mean() - self.counts).sign()
+            self.e_score_correction_bias.add_((self.counts.mean() - self.counts).sign(), alpha=rate)
         self.counts.zero_()
 
 

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from afd_plugin.demo.engine import CPU_ENVIRONMENT, EngineArguments
-from afd_plugin.demo.service import HOST, Service, ServiceError, native_command
+from afd_plugin.demo.service import HOST, START_TIMEOUT_S, Service, ServiceError, native_command
 from qualify.process import clean_environment
 
 MODEL_NAME = "trained"
+GPU_START_S = 900.0
 ENGINE = EngineArguments(max_model_len=2048, max_num_seqs=4)
 
 
@@ -39,11 +40,13 @@ class Layout(str, enum.Enum):
 
 
 @contextmanager
-def serving(layout: Layout, model: Path, folder: Path, engine: EngineArguments = ENGINE) -> Iterator[Service]:
-    """A server that is ready; ServiceError unless it ends with 0 when asked to."""
-    environment = {**clean_environment(), **CPU_ENVIRONMENT}
+def serving(
+    layout: Layout, model: Path, folder: Path, engine: EngineArguments = ENGINE, *, gpu: bool = False
+) -> Iterator[Service]:
+    """A server that is ready; ServiceError unless it ends with 0 when asked to. On the CPU unless `gpu`."""
+    environment = {**clean_environment(), **({} if gpu else CPU_ENVIRONMENT)}
     with Service(layout.command, model, MODEL_NAME, engine, folder, environment) as service:
-        service.await_ready()
+        service.await_ready(GPU_START_S if gpu else START_TIMEOUT_S)
         yield service
         status = service.stop()
         if status:

@@ -196,7 +196,7 @@ def train(
         recent.append(loss.item())
         if (step + 1) % every == 0 or step + 1 == last:
             spent = time.monotonic() - started
-            point = {"step": step + 1, "loss": round(sum(recent) / len(recent), 4)}
+            point: dict[str, Any] = {"step": step + 1, "loss": round(sum(recent) / len(recent), 4)}
             if (step + 1) % (4 * every) == 0 or step + 1 == last:
                 point |= {"exact": evaluate(network, settings, device)}
                 write(network, {"unfinished": step + 1}, folder)
