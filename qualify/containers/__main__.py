@@ -82,10 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status of what ran in the container; 2 when there was none, with the reason."""
     chosen = _parser().parse_args(arguments)
     if chosen.what == "test":
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", str(image.ROOT / "tests/containers")], check=False
-        ).returncode
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that contexts are left
+        words = [sys.executable, "-m", "pytest", str(image.ROOT / "tests/containers")]
+        return subprocess.run(words, check=False, timeout=LIMIT_S).returncode
     try:
         with opened(chosen.engine) as engine:
             if chosen.what == "build":
@@ -102,4 +100,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that contexts are left
     sys.exit(main())

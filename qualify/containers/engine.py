@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -22,6 +23,7 @@ from pathlib import Path
 import docker
 import psutil
 from docker.errors import DockerException
+from requests.exceptions import RequestException
 
 from qualify.environment import cells_directory, locked
 from qualify.process import CommandError, capture, tail, write_atomically
@@ -61,24 +63,27 @@ def opened(choice: str, data: Path | None = None) -> Iterator[Engine]:
             yield engine
         return
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-    try:
-        client = _client(host)
-    except DockerException as error:
-        raise EngineError(
-            f"no engine answers at {host}: start one, set DOCKER_HOST, or use `--engine own` as root ({error})"
-        ) from error
-    with contextlib.closing(client):
+    with contextlib.closing(_client(host)) as client:
         yield Engine(client, host)
 
 
 def _client(host: str) -> docker.DockerClient:
-    """A client of an engine that answers; DockerException when none does."""
-    client = docker.DockerClient(base_url=host, version=API, timeout=int(LONGEST_S))
+    """A client of an engine that answers; EngineError when none does."""
+    mend = "start one, set DOCKER_HOST, or use `--engine own` as root"
+    path = host.removeprefix("unix://")
+    try:
+        if path != host:  # asked before the SDK, which forgets a socket that does not connect
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(5.0)
+                probe.connect(path)
+        client = docker.DockerClient(base_url=host, version=API, timeout=int(LONGEST_S))
+    except (OSError, DockerException) as error:
+        raise EngineError(f"no engine answers at {host}: {mend} ({error})") from error
     try:
         client.ping()
-    except BaseException:
+    except (DockerException, RequestException) as error:
         client.close()
-        raise
+        raise EngineError(f"no engine answers at {host}: {mend} ({error})") from error
     return client
 
 
@@ -147,7 +152,7 @@ def _await(host: str, process: subprocess.Popen[bytes], folder: Path) -> docker.
     deadline = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < deadline:
         if (folder / "socket").exists():
-            with contextlib.suppress(DockerException):
+            with contextlib.suppress(EngineError):
                 return _client(host)
         time.sleep(0.2)
     said = tail((folder / "log").read_text(encoding="utf-8", errors="replace"), 5)

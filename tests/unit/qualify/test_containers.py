@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers, what needs no engine: secrets, what a build may see, the checkout's copy, one digest of a tree."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from qualify.containers import __main__ as commands
+from qualify.containers import base, checkout, engine, image, secrets, tree
+from qualify.containers.engine import EngineError
+
+
+def test_index_settings_are_addresses_and_options_but_nothing_of_this_hosts_disk() -> None:
+    """The environment wins over pip's own settings; files, folders and other variables stay here."""
+    environment = {
+        "PIP_CERT": "/etc/ssl/bundle.pem",
+        "PIP_TIMEOUT": "180",
+        "https_proxy": "http://proxy.example:3128",
+        "SECRET_TOKEN": "x",
+        "UV_CACHE_DIR": "~/cache",
+        "PIP_EMPTY": "",
+    }
+    configured = {
+        "global.first-index": "https://mirror.example/simple",
+        "global.second": "file:///srv/simple",
+        "global.constraint": "/etc/pip/constraints.txt",
+        "global.timeout": "5",
+        "freeze.third": "https://other.example",
+    }
+    assert secrets.index_settings(environment, configured) == {
+        "PIP_FIRST_INDEX": "https://mirror.example/simple",
+        "PIP_TIMEOUT": "180",
+        "https_proxy": "http://proxy.example:3128",
+    }
+    changed = environment | {"PIP_FIRST_INDEX": "https://mine.example"}
+    assert secrets.index_settings(changed, configured)["PIP_FIRST_INDEX"] == "https://mine.example"
+
+
+def test_the_first_bundle_that_is_a_file_is_taken(tmp_path: Path) -> None:
+    """A variable that names no file is passed over."""
+    there = tmp_path / "bundle.pem"
+    there.write_text("x", encoding="utf-8")
+    assert secrets.bundle({"SSL_CERT_FILE": str(tmp_path / "none"), "PIP_CERT": str(there)}) == there
+
+
+def test_secrets_are_written_for_their_owner_alone_and_survive_a_shell(tmp_path: Path) -> None:
+    """A value with quotes and spaces comes back as it was; nobody else may read the files."""
+    value = 'it\'s a "word" $HOME'
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_text("certificates", encoding="utf-8")
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    made = secrets.written(folder, {"PIP_WORD": value, "SSL_CERT_FILE": str(bundle)})
+    script = f'. {made["index"]}; printf %s "$PIP_WORD"'
+    assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == value
+    assert made["ca"].read_text(encoding="utf-8") == "certificates"
+    assert {path.stat().st_mode & 0o777 for path in made.values()} == {0o600}
+
+
+@pytest.mark.parametrize("name", ["debian", "debian:12", "debian@sha256:abc", "rootfs@sha256:" + "0" * 63])
+def test_a_base_that_is_not_pinned_by_digest_is_refused(name: str) -> None:
+    """Only a full digest names one image."""
+    with pytest.raises(EngineError, match="pinned as NAME@sha256:DIGEST"):
+        base.chosen(None, name)  # type: ignore[arg-type]  # no engine is asked
+    pinned = "registry.example:5000/debian@sha256:" + "0" * 64
+    assert base.chosen(None, pinned) == pinned  # type: ignore[arg-type]
+
+
+def test_without_mmdebstrap_the_base_is_refused_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is installed silently."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match="no mmdebstrap: install it"):
+        base.bootstrap(tmp_path / "base.tar")
+
+
+def test_a_build_sees_the_locks_and_what_makes_a_cell_of_them_and_nothing_else(tmp_path: Path) -> None:
+    """And the image's name changes with the lock."""
+    made = image.recipe("cpu")
+    made.context(tmp_path)
+    seen = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    makers = {f"qualify/{name}" for name in image.MAKERS}
+    assert seen == {"pyproject.toml", *made.cell.locks, *makers}
+    assert made.tag == f"afd-cpu:{made.cell.lock_digest()[:12]}"
+    words = ["python3", "-I", "-c", "import sys; sys.path.insert(0, '.'); import qualify.environment"]
+    subprocess.run(words, cwd=tmp_path, check=True, timeout=60)
+
+
+def test_a_cell_without_a_lock_has_no_image() -> None:
+    """There would be nothing exact to install."""
+    with pytest.raises(EngineError, match="cell h200x2 has no lock yet"):
+        image.recipe("h200x2")
+
+
+def _git(root: Path, *words: str) -> None:
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
+    subprocess.run(["git", *identity, *words], cwd=root, check=True, capture_output=True, timeout=60)
+
+
+def test_the_copy_of_the_checkout_is_the_work_tree_as_it_is_now_with_its_history(tmp_path: Path) -> None:
+    """Changed, new, staged and removed files are carried over, ignored ones are not; all belongs to the user."""
+    root = tmp_path / "root"
+    root.mkdir()
+    _git(root, "init", "--quiet")
+    for name, text in {"kept": "1", "changed": "1", "removed": "1", ".gitignore": "built\n"}.items():
+        (root / name).write_text(text, encoding="utf-8")
+    _git(root, "add", ".")
+    _git(root, "commit", "--quiet", "-m", "first")
+    (root / "changed").write_text("2", encoding="utf-8")
+    (root / "removed").unlink()
+    (root / "new").write_text("2", encoding="utf-8")
+    (root / "built").write_text("2", encoding="utf-8")
+    (root / "staged").write_text("2", encoding="utf-8")
+    _git(root, "add", "staged")
+    with checkout.archived(root) as handle, tarfile.open(fileobj=handle) as archive:
+        names = {entry.name.removeprefix("./"): entry for entry in archive}
+        content = archive.extractfile(names["changed"])
+        assert content is not None
+        assert content.read() == b"2"
+    files = {name for name in names if not name.startswith(".git/") and names[name].isfile()}
+    assert files == {"kept", "changed", "new", "staged", ".gitignore"}
+    assert ".git/HEAD" in names
+    assert {(entry.uid, entry.gid, entry.uname) for entry in names.values()} == {(1000, 1000, "")}
+
+
+def _tar(entries: dict[str, tuple[bytes, int]], mtime: int = 0) -> dict[str, str]:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, (content, mode) in entries.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode, entry.mtime = len(content), mode, mtime
+            archive.addfile(entry, io.BytesIO(content))
+    with tarfile.open(fileobj=io.BytesIO(buffer.getvalue())) as archive:
+        return dict(tree.entries(archive))
+
+
+def test_the_digest_of_a_tree_is_its_content_and_not_its_times_or_its_order() -> None:
+    """A byte, a mode and a name count; times, order and the engine's own files do not."""
+    one = _tar({"a": (b"1", 0o644), "b/c": (b"2", 0o755)})
+    same = _tar({"./b/c": (b"2", 0o755), "a": (b"1", 0o644), "etc/hosts": (b"h", 0o644)}, mtime=7)
+    assert tree.digest(one) == tree.digest(same)
+    for other in (
+        _tar({"a": (b"x", 0o644), "b/c": (b"2", 0o755)}),
+        _tar({"a": (b"1", 0o600), "b/c": (b"2", 0o755)}),
+        _tar({"a": (b"1", 0o644), "b/d": (b"2", 0o755)}),
+    ):
+        assert tree.digest(one) != tree.digest(other)
+        assert tree.changed(one, other)
+    assert tree.changed(one, same) == ()
+
+
+def _docker(folder: Path, release: str, buildx: int) -> Path:
+    folder.mkdir()
+    script = folder / "docker"
+    script.write_text(
+        f'#!/bin/sh\n[ "$1" = buildx ] && exit {buildx}\necho "Docker version {release}, build 1"\n',
+        encoding="utf-8",
+    )
+    script.chmod(0o755)
+    return script
+
+
+def test_the_builder_is_the_first_docker_that_can_build_with_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer one without buildx is passed over; with nothing left the sentence names what was seen."""
+    bare = _docker(tmp_path / "bare", "28.2.2", 1)
+    old = _docker(tmp_path / "old", "20.10.24+dfsg1", 1)
+    whole = _docker(tmp_path / "whole", "28.2.2", 0)
+    monkeypatch.setenv("PATH", f"{bare.parent}:{old.parent}:{whole.parent}")
+    assert engine.builder_cli() == str(old)
+    monkeypatch.setenv("PATH", f"{bare.parent}:{whole.parent}")
+    assert engine.builder_cli() == str(whole)
+    monkeypatch.setenv("PATH", str(bare.parent))
+    with pytest.raises(EngineError, match=r"28\.2\.2 lacks buildx"):
+        engine.builder_cli()
+
+
+def test_no_engine_is_one_sentence_and_exit_status_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the host's that does not answer nor an own one without dockerd leaves a traceback."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    assert commands.main(["sweep"]) == 2
+    assert "no engine answers at" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commands.main(["sweep", "--engine", "own"]) == 2
+    assert "there is no dockerd: install it" in capsys.readouterr().err
