@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from fnmatch import fnmatch
 from pathlib import Path
 from types import TracebackType
 
@@ -31,7 +30,7 @@ from afd_plugin.supervisor.ports import PortReservation
 from afd_plugin.supervisor.processes import describe, members_of
 from tests.e2e.harness import environment
 from tests.e2e.services import flags
-from tests.e2e.teardown import CACHES
+from tests.e2e.teardown import tolerated
 
 BOUND_S = 10.0
 """The default bound of the product: from the fault to the client's error."""
@@ -75,8 +74,11 @@ class Answer:
 class Client(threading.Thread):
     """Streams one completion; `started` is set when the first `after` tokens have come."""
 
-    def __init__(self, port: int, prompt: str, max_tokens: int, after: int = 3) -> None:
+    def __init__(
+        self, port: int, prompt: str, max_tokens: int, after: int = 3, patience_s: float = BOUND_S * 1.5
+    ) -> None:
         super().__init__(daemon=True)
+        self._patience_s = patience_s
         self.answer = Answer()
         self.started = threading.Event()
         self._port = port
@@ -97,7 +99,7 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         """Send, read to the end, note how it ended."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=BOUND_S * 1.5)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=self._patience_s)
         try:
             connection.request("POST", "/v1/completions", self._body, {"Content-Type": "application/json"})
             response = connection.getresponse()
@@ -188,12 +190,14 @@ class Deployment:
         ffn_command: Sequence[str] = (),
         *,
         together: bool = False,
+        options: Sequence[str] = (),
         **env: str,
     ) -> None:
         """Start both at once. `ports` are those of the rendezvous and of HTTP; `ffn_command` replaces `afd ffn`.
 
         `together`: by one `afd serve`, which then is both launchers. Two launchers cannot tell a role that failed
-        before they met from one that is late, so there only the rendezvous timeout bounds a start.
+        before they met from one that is late, so there only the rendezvous timeout bounds a start. `options` are
+        further ones of `afd serve`.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -208,7 +212,7 @@ class Deployment:
         afd = [sys.executable, "-m", "afd_plugin.cli"]
         if together:
             self.attention = self.ffn = self._launch(
-                "serve", [*afd, "serve", "--port", str(self.http), *vllm]
+                "serve", [*afd, "serve", "--port", str(self.http), *options, *vllm]
             )
             return
         self.ffn = self._launch("ffn", list(ffn_command) or [*afd, "ffn", "--listen", address, *vllm])
@@ -348,12 +352,7 @@ class Deployment:
 
     def remains(self) -> list[str]:
         """Temporary files, and shared memory that processes of this service were seen to map."""
-        # Sockets are vLLM's message queues: a process that was ended by force does not unlink its own, and the folder
-        # of a service under `afd` goes as a whole.
-        found = (
-            path.relative_to(self.temporary) for path in self.temporary.rglob("*") if not path.is_socket()
-        )
-        files = [str(path) for path in found if not any(fnmatch(path.parts[0], cache) for cache in CACHES)]
+        files = [path.name for path in self.temporary.iterdir() if not tolerated(path)]
         return sorted(files) + sorted(path for path in self._shared_memory if Path(path).exists())
 
     def stop(self) -> tuple[int, int]:

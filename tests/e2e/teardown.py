@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,11 +88,22 @@ class Traces:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _files(self) -> list[Path]:
-        kept = {path for pattern in CACHES for path in self.folder.glob(pattern)}
-        # vLLM's message queues bind sockets here; a fork of the zygote ends without unlinking them, and a service
-        # under `afd` has a folder of its own that goes with it.
-        kept |= {path for path in self.folder.iterdir() if path.is_socket()}
-        return sorted(set(self.folder.iterdir()) - kept)
+        return sorted(path for path in self.folder.iterdir() if not tolerated(path))
+
+
+def tolerated(path: Path) -> bool:
+    """Whether a file directly in a case's temporary folder is torch's cache or the socket of a message queue of vLLM's.
+
+    A queue's socket is called by a UUID. A process that is ended by force does not unlink its own, nor does a fork of
+    the zygote; a service under `afd` has a folder of its own that goes as a whole.
+    """
+    if path.is_socket():
+        try:
+            uuid.UUID(path.name)
+        except ValueError:
+            return False
+        return True
+    return any(path.match(pattern) for pattern in CACHES)
 
 
 @contextmanager

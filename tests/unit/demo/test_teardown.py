@@ -3,8 +3,10 @@
 
 import os
 import secrets
+import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +61,15 @@ def test_a_temporary_file_that_is_left_is_named() -> None:
     with pytest.raises(CaseFailed, match=r"^the temporary file vllm_dist_0 was left$"):
         case.__exit__(None, None, None)
     assert not traces.folder.exists()
+
+
+def test_of_sockets_only_those_of_vllms_message_queues_may_be_left() -> None:
+    traces = Traces()
+    for name in ("somebodys.sock", str(uuid.uuid4())):
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(traces.folder / name))
+    assert traces.found() == ["the temporary file somebodys.sock was left"]
+    traces.remove()
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="this system has no /dev/shm")
