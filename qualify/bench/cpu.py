@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,13 +47,34 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Quantiles:
+    """Of single exchanges, in ms. The mean is what a step feels; the tail is other processes on the same cores."""
+
+    median: float
+    p90: float
+    p99: float
+    mean: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Quantiles:
+        """Summarise at least one value."""
+        ordered = sorted(values)
+
+        def at(share: float) -> float:
+            return round(ordered[int(share * (len(ordered) - 1))], 3)
+
+        return cls(at(0.5), at(0.9), at(0.99), round(statistics.fmean(ordered), 3), len(ordered))
+
+
+@dataclass(frozen=True)
 class ServiceCost:
-    """What one service cost. The last two are None for native vLLM, which exchanges nothing."""
+    """What one service cost; all but the step is None for native vLLM, which exchanges nothing."""
 
     step_ms: Spread
     step_over_native: float | None = None
     growth_per_exchange_ms: float | None = None
-    beyond_compute_per_exchange_ms: float | None = None
+    beyond_compute_per_exchange_ms: Quantiles | None = None
     messages_per_exchange: float | None = None
 
 
@@ -130,11 +151,12 @@ def cost(times: list[float], native: list[float], reports: Mapping[str, Mapping[
     attention, ffn = reports["attention-0-0"], reports["ffn-0-0"]
     native_step = Spread.of(native)
     exchanges = attention["exchanges"]
-    beyond = attention["exchange_seconds"] - ffn["compute_seconds"]
+    # Both ends of a service that has stopped saw the same exchanges last.
+    pairs = zip(attention["recent_exchange_s"], ffn["recent_compute_s"], strict=True)
     return ServiceCost(
         step_ms=step,
         step_over_native=round(step.median / native_step.median, 3),
         growth_per_exchange_ms=round((step.median - native_step.median) / attention["exchanges_per_step"], 3),
-        beyond_compute_per_exchange_ms=round(1000 * beyond / exchanges, 3),
+        beyond_compute_per_exchange_ms=Quantiles.of([1000 * (whole - compute) for whole, compute in pairs]),
         messages_per_exchange=attention["messages_sent"] / exchanges,
     )

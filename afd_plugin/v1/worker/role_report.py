@@ -13,6 +13,9 @@ from pathlib import Path
 
 DIRECTORY_VARIABLE = "AFD_ROLE_REPORT_DIR"
 
+RECENT = 4096
+"""How many of its last exchanges a worker keeps the host times of."""
+
 
 def write(name: str, content: Mapping[str, object]) -> None:
     """Write ``<name>.json`` atomically; does nothing without the environment variable."""
