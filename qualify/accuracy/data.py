@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The evaluated rows: how many of which task and size, and the files that lm-eval reads.
 
-`MIX` is what the gate asks. It is the same for both sides and both models and is changed only with the generator:
-its digest stands in every record.
+`MIXES` is what the gate asks of each model, the same of both sides. The digest of the rows stands in every record.
 """
 
 from __future__ import annotations
@@ -10,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qualify.accuracy import tasks
+from qualify.accuracy.architectures import DEEPSEEK_V3, QWEN3_MOE
 from qualify.accuracy.tasks import Example, Task
 
 SEED = 20260804
@@ -31,29 +32,56 @@ class Part:
     count: int
 
 
-MIX: tuple[Part, ...] = (
-    Part(Task.ADD, (2, 3), 400),
-    Part(Task.SORT, (4, 5, 6, 7, 8), 350),
-    Part(Task.COPY, (6, 12, 16, 24), 300),
-    Part(Task.LOOK, (2, 3, 4), 350),
-)
-CHOICE_ROWS = 200
+@dataclass(frozen=True)
+class Mix:
+    """What one model is asked: rows to generate, and rows of which the likeliest of four answers is taken."""
+
+    generated: tuple[Part, ...]
+    chosen: tuple[Part, ...]
+
+
+MIXES: Mapping[str, Mix] = {
+    QWEN3_MOE.name: Mix(
+        (
+            Part(Task.ADD, (3,), 450),
+            Part(Task.SORT, (6, 7, 8), 400),
+            Part(Task.COPY, (8, 16, 24), 250),
+            Part(Task.LOOK, (2, 3, 4), 300),
+        ),
+        (Part(Task.ADD, (3,), 100), Part(Task.LOOK, (3, 4), 100)),
+    ),
+    DEEPSEEK_V3.name: Mix(
+        (
+            Part(Task.ADD, (2,), 100),
+            Part(Task.SORT, (4, 5, 6), 400),
+            Part(Task.COPY, (4, 12, 24), 600),
+            Part(Task.LOOK, (1, 2), 300),
+        ),
+        (Part(Task.SORT, (4,), 100), Part(Task.COPY, (8,), 100)),
+    ),
+}
+"""By model, chosen by what it has learned, so that its accuracy lies where a difference shows in both directions."""
+
 CHOICES = 4
 
 
-def generation_rows(limit: int | None = None) -> dict[str, list[Example]]:
+def generation_rows(mix: Mix, limit: int | None = None) -> dict[str, list[Example]]:
     """The rows that are answered by generating, by task name; the first `limit` of each."""
-    return {part.task.value: tasks.held_out(SEED, part.task, part.sizes, part.count)[:limit] for part in MIX}
+    return {
+        part.task.value: tasks.held_out(SEED, part.task, part.sizes, part.count)[:limit]
+        for part in mix.generated
+    }
 
 
-def choice_rows(limit: int | None = None) -> list[dict[str, Any]]:
+def choice_rows(mix: Mix, limit: int | None = None) -> list[dict[str, Any]]:
     """The rows that are answered by the likeliest of four: the right answer and three that are off by one place."""
     rng = random.Random(f"{SEED}/{CHOICE}")
     examples = [
         example
-        for task, sizes in ((Task.ADD, (3,)), (Task.LOOK, (3, 4)))
-        for example in tasks.held_out(SEED + 1, task, sizes, CHOICE_ROWS // 2)
+        for part in mix.chosen
+        for example in tasks.held_out(SEED + 1, part.task, part.sizes, part.count)
     ]
+    rng.shuffle(examples)
     rows = []
     for example in examples:
         wrong: set[str] = set()
@@ -73,19 +101,20 @@ def choice_rows(limit: int | None = None) -> list[dict[str, Any]]:
 
 
 def _spoiled(example: Example, rng: random.Random) -> str:
-    """The answer with one character replaced by another that the question or the digits offer."""
+    """The answer with one character replaced by a digit or a letter of the question."""
     place = rng.randrange(len(example.answer))
-    others = "0123456789" if example.task is Task.ADD else "".join(filter(str.isalpha, example.question[1:]))
+    digits = example.task in (Task.ADD, Task.SORT)
+    others = string.digits if digits else "".join(filter(str.isalpha, example.question[1:]))
     return example.answer[:place] + rng.choice(others) + example.answer[place + 1 :]
 
 
-def write(folder: Path, limit: int | None = None) -> dict[str, int]:
+def write(folder: Path, mix: Mix, limit: int | None = None) -> dict[str, int]:
     """Write one JSON file per task into `folder`; rows by task name, as lm-eval is to score them."""
     rows: dict[str, list[dict[str, Any]]] = {
         name: [{"question": example.question, "answer": example.answer} for example in examples]
-        for name, examples in generation_rows(limit).items()
+        for name, examples in generation_rows(mix, limit).items()
     }
-    rows[CHOICE] = choice_rows(limit)
+    rows[CHOICE] = choice_rows(mix, limit)
     for name, content in rows.items():
         write_lines(folder / f"{name}.jsonl", content)
     return {f"afd_{name}": len(content) for name, content in rows.items()}

@@ -106,7 +106,7 @@ def measure(name: str, model: Path, layouts: Sequence[Layout], rows: int | None,
     """Native and each layout on the same rows; prints a line each."""
     questions = folder / "questions"
     questions.mkdir(parents=True)
-    requested = data.write(questions, rows)
+    requested = data.write(questions, data.MIXES[name], rows)
     found: dict[Layout, Side] = {}
     digests = {f"{name}_questions": data.digest(questions)}
     for layout in (Layout.NATIVE, *layouts):

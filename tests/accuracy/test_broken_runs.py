@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.timeout(300)]
 def test_a_wrong_url_is_a_failure_and_no_score(trained: dict[str, Path], tmp_path: Path) -> None:
     questions = tmp_path / "questions"
     questions.mkdir()
-    tasks = tuple(data.write(questions, 2))
+    tasks = tuple(data.write(questions, data.MIXES[QWEN3_MOE.name], 2))
     output = tmp_path / "lm-eval.json"
     with PortReservation() as port:
         url = f"http://127.0.0.1:{port.port}/v1/completions"

@@ -53,8 +53,7 @@ class Native:
     side: Side
 
 
-def ask(service: Service, native: "Native | None", model: Path, folder: Path, questions: Path) -> Side:
-    requested = data.write(questions, ROWS) if native is None else native.requested
+def ask(service: Service, requested: Mapping[str, int], model: Path, folder: Path, questions: Path) -> Side:
     spec = Spec(
         sides.completions_url(service),
         "m",
@@ -77,10 +76,10 @@ def native(
             folder = tmp_path_factory.mktemp(name)
             questions = folder / "questions"
             questions.mkdir()
-            model = trained[name]
+            model, requested = trained[name], data.write(questions, data.MIXES[name], ROWS)
             with running(vllm_serve(python), model, sides.ENGINE, folder / "service", native=True) as service:
-                side = ask(service, None, model, folder, questions)
-            self[name] = Native(model, data.write(questions, ROWS), questions, side)
+                side = ask(service, requested, model, folder, questions)
+            self[name] = Native(model, requested, questions, side)
             return self[name]
 
     return Made()
@@ -122,7 +121,7 @@ def test_the_gate_catches_each_planted_fault_and_passes_a_right_ffn(
     wrong = checkpoint(fault, ARCHITECTURES[name], right.model, tmp_path / "wrong" / right.model.name)
     with disaggregated(python, fault, right.model, wrong, tmp_path) as service:
         try:
-            side = ask(service, right, right.model, tmp_path, right.questions)
+            side = ask(service, right.requested, right.model, tmp_path, right.questions)
         except Unscorable as error:
             print(f"POWER {name} {fault.value}: refused before scoring: {error}")
             assert fault is not Fault.NONE
