@@ -41,6 +41,13 @@ class DensePlacement(str, Enum):
     FFN = "ffn"
 
 
+class SharedPlacement(str, Enum):
+    """Where shared experts run. On attention they run beside the exchange, while the FFN computes the routed ones."""
+
+    FFN = "ffn"
+    ATTENTION = "attention"
+
+
 CONNECTORS = ("TcpAFDConnector", "GlooAFDConnector", "CudaIpcAFDConnector", "P2pNcclAFDConnector")
 
 _E = TypeVar("_E", bound=Enum)
@@ -67,8 +74,9 @@ class AFDConfig:
     """The validated content of ``additional_config["afd"]``.
 
     ``microbatches`` is 1 or 2 (two-stage microbatching, which vLLM calls DBO); more stages do not exist in vLLM
-    0.28.0's graph wrapper. Raises :class:`~afd_plugin.errors.ConfigRefused` or ``TopologyRefused`` from
-    :meth:`parse`.
+    0.28.0's graph wrapper. ``member`` is which lane or which shard this process is where the topology has independent
+    lanes or shards; elsewhere vLLM's own ranks say it, and it is 0. Raises :class:`~afd_plugin.errors.ConfigRefused` or
+    ``TopologyRefused`` from :meth:`parse`.
     """
 
     role: Role
@@ -77,6 +85,8 @@ class AFDConfig:
     dense: DensePlacement = DensePlacement.ATTENTION
     connector: str = "TcpAFDConnector"
     microbatches: int = 1
+    member: int = 0
+    shared: SharedPlacement = SharedPlacement.FFN
 
     @classmethod
     def parse(cls, raw: object) -> AFDConfig:
@@ -99,10 +109,11 @@ class AFDConfig:
         topology = Topology(
             **{
                 name: _integer(name, raw[name])
-                for name in ("attention_dp", "attention_tp", "ffn_dp", "ffn_tp")
+                for name in ("attention_dp", "attention_tp", "ffn_dp", "ffn_tp", "ffn_shards")
                 if name in raw
             },
             expert_parallel=cls._boolean("expert_parallel", raw.get("expert_parallel", False)),
+            independent_lanes=cls._boolean("independent_lanes", raw.get("independent_lanes", False)),
         )
         topology.validate()
         connector = raw.get("connector", cls.connector)
@@ -111,14 +122,44 @@ class AFDConfig:
         microbatches = _integer("microbatches", raw.get("microbatches", 1))
         if microbatches > 2:
             raise ConfigRefused(f"afd.microbatches is {microbatches}; vLLM 0.28.0 runs one or two stages.")
-        return cls(
+        config = cls(
             role=_choice(Role, "role", raw["role"]),
             topology=topology,
             gate=_choice(GatePlacement, "gate", raw.get("gate", GatePlacement.FFN.value)),
             dense=_choice(DensePlacement, "dense", raw.get("dense", DensePlacement.ATTENTION.value)),
             connector=str(connector),
             microbatches=microbatches,
+            member=_integer("member", raw.get("member", 0), minimum=0),
+            shared=_choice(SharedPlacement, "shared", raw.get("shared", SharedPlacement.FFN.value)),
         )
+        config._check_members()
+        return config
+
+    def _check_members(self) -> None:
+        members = self.members
+        if self.member >= members:
+            raise ConfigRefused(
+                f"afd.member is {self.member}; the {self.role.value} role of {self.topology.name} has {members} "
+                "processes that are counted this way, from 0."
+            )
+        if self.topology.ffn_shards > 1 and self.dense is DensePlacement.FFN:
+            raise TopologyRefused(
+                "DenseAmongShards",
+                "dense MLPs have no experts to split, so with FFN shards they stay on attention; drop --dense ffn.",
+            )
+        if self.shared is SharedPlacement.ATTENTION and self.topology.attention_tp > 1:
+            raise TopologyRefused(
+                "SharedAmongAttentionRanks",
+                "vLLM adds up slices of shared experts together with routed ones, which are elsewhere; with "
+                "--attention-tp above 1 leave them there, too (--shared ffn).",
+            )
+
+    @property
+    def members(self) -> int:
+        """Processes of this role that share no vLLM world: independent engines, or shards; 1 elsewhere."""
+        if self.role is Role.ATTENTION:
+            return self.topology.attention_dp if self.topology.independent_lanes else 1
+        return self.topology.ffn_shards
 
     @staticmethod
     def _boolean(key: str, value: object) -> bool:
@@ -135,6 +176,8 @@ class AFDConfig:
             dense=self.dense.value,
             connector=self.connector,
             microbatches=self.microbatches,
+            member=self.member,
+            shared=self.shared.value,
         )
         return plain
 

@@ -32,7 +32,10 @@ latent MoE, mega-MoE); hash-routed layers; expert weights outside any runner; an
 
 `[NonPositiveSize]` a size below 1 · `[GroupWithoutLane]` more FFN groups than attention lanes · `[UnevenLanes]` lanes
 that cannot be dealt evenly · `[ExpertParallelOfOne]` expert parallelism on one FFN rank · `[SeparateFFNWorlds]` FFN
-replicas that share no vLLM world.
+replicas, each with all experts, that share no vLLM world · `[ShardsOfOneRank]` FFN shards of several ranks ·
+`[DenseAmongShards]` dense MLPs on the FFN where its experts are split · `[IndependentLanesOfOneGroup]` attention
+engines of their own with several FFN groups · `[SharedAmongAttentionRanks]` shared experts on attention with tensor
+parallelism there.
 
 ## Roles that do not fit each other
 

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 import afd_plugin
+from afd_plugin.cli.layout import Engine, Engines, FfnShards, Shared, afd_config
 from afd_plugin.cli.options import (
     DEFAULT_RENDEZVOUS,
     DEFAULT_STATUS,
@@ -48,7 +49,7 @@ from afd_plugin.cli.parameters import (
     Status,
     TokenFile,
 )
-from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, LinkSettings, Role
+from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, LinkSettings, Role, SharedPlacement
 from afd_plugin.errors import AFDError, ConfigRefused
 
 _DEFAULTS = LinkSettings()
@@ -95,8 +96,10 @@ def serve(
     ffn_dp: FfnDP = 1,
     ffn_tp: FfnTP = 1,
     ffn_ep: FfnEP = False,
+    ffn_shards: FfnShards = 1,
     gate: Gate = GatePlacement.FFN,
     dense: Dense = DensePlacement.ATTENTION,
+    shared: Shared = SharedPlacement.FFN,
     connector: Connector = "auto",
     microbatches: Microbatches = 1,
     device: Device = "auto",
@@ -118,10 +121,11 @@ def serve(
     """Run both roles on this host behind one OpenAI endpoint: by default one attention and one FFN rank."""
     from afd_plugin.cli.run import run_serve
 
-    afd = _afd_config(
+    afd = afd_config(
         Role.ATTENTION,
         (attention_dp, attention_tp, ffn_dp, ffn_tp, ffn_ep),
-        (gate, dense, connector, microbatches),
+        (gate, dense, shared, connector, microbatches),
+        ffn_shards,
     )
     link = LinkSettings(
         token=os.environ.get("AFD_TOKEN") or secrets.token_hex(16),
@@ -152,8 +156,11 @@ def attention(
     ffn_dp: FfnDP = 1,
     ffn_tp: FfnTP = 1,
     ffn_ep: FfnEP = False,
+    ffn_shards: FfnShards = 1,
+    engine: Engine = "",
     gate: Gate = GatePlacement.FFN,
     dense: Dense = DensePlacement.ATTENTION,
+    shared: Shared = SharedPlacement.FFN,
     connector: Connector = "auto",
     microbatches: Microbatches = 1,
     device: Device = "auto",
@@ -173,10 +180,12 @@ def attention(
     """
     from afd_plugin.cli.run import run_attention
 
-    afd = _afd_config(
+    afd = afd_config(
         Role.ATTENTION,
         (attention_dp, attention_tp, ffn_dp, ffn_tp, ffn_ep),
-        (gate, dense, connector, microbatches),
+        (gate, dense, shared, connector, microbatches),
+        ffn_shards,
+        engine,
     )
     link = LinkSettings(
         peer=peer,
@@ -208,8 +217,11 @@ def ffn(
     ffn_dp: FfnDP = 1,
     ffn_tp: FfnTP = 1,
     ffn_ep: FfnEP = False,
+    ffn_shards: FfnShards = 1,
+    engines: Engines = 1,
     gate: Gate = GatePlacement.FFN,
     dense: Dense = DensePlacement.ATTENTION,
+    shared: Shared = SharedPlacement.FFN,
     connector: Connector = "auto",
     microbatches: Microbatches = 1,
     device: Device = "auto",
@@ -226,10 +238,12 @@ def ffn(
     """Run the FFN role: the experts. It ends in good order when the attention role shuts the service down."""
     from afd_plugin.cli.run import run_ffn
 
-    afd = _afd_config(
+    afd = afd_config(
         Role.FFN,
         (attention_dp, attention_tp, ffn_dp, ffn_tp, ffn_ep),
-        (gate, dense, connector, microbatches),
+        (gate, dense, shared, connector, microbatches),
+        ffn_shards,
+        engines,
     )
     link = LinkSettings(
         listen=listen,
@@ -307,20 +321,6 @@ def demo(
     if unknown:
         raise ConfigRefused(f"There is no checkpoint {unknown[0]!r}; known are {', '.join(RECIPES)}.")
     raise typer.Exit(run_demo(names or tuple(RECIPES), report))
-
-
-def _afd_config(
-    role: Role,
-    sizes: tuple[int, int, int, int, bool],
-    choices: tuple[GatePlacement, DensePlacement, str, int],
-) -> AFDConfig:
-    gate, dense, connector, microbatches = choices
-    names = ("attention_dp", "attention_tp", "ffn_dp", "ffn_tp", "expert_parallel")
-    raw: dict[str, object] = {"role": role.value, **dict(zip(names, sizes, strict=True))}
-    raw.update(gate=gate.value, dense=dense.value, microbatches=microbatches)
-    if connector != "auto":
-        raw["connector"] = connector
-    return AFDConfig.parse(raw)
 
 
 def _launch_options(

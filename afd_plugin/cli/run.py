@@ -33,6 +33,8 @@ def run_serve(options: LaunchOptions) -> int:
     _check_http_port(options)
     share = _share(options)
     options = _with_connector(options, share.shared if share else False)
+    if share is not None and options.afd.connector == SHARED_CONNECTOR:
+        share = share.seeing_each_other()
     topology = options.afd.topology
     workers = topology.attention_ranks + topology.ffn_ranks
     with contextlib.ExitStack() as stack:

@@ -36,6 +36,8 @@ class AttentionControl(Control):
         super().__init__()
         self._host: Channel | None = None
         self._step: zmq.Socket[bytes] | None = None
+        self._shards: tuple[zmq.Socket[bytes], ...] = ()
+        """Step connections to further FFN shards, which hear what the first one hears."""
         self._epoch = 0
         self._shut_down = False
 
@@ -80,10 +82,12 @@ class AttentionControl(Control):
         group = self._membership.group(topology.group_of(me.index))
         heartbeat = Address.parse(group.heartbeat_address, f"the heartbeat address of {group.id}")
         if group.id.index:
-            address = Address.parse(group.address, f"the address of {group.id}")
-            step = self._dial(address)
-            self._attach(step, me, group, address)
+            step = self._step_connection(me, group)
         self._step = step.socket
+        further = range(1, topology.ffn_shards)
+        self._shards = tuple(
+            self._step_connection(me, self._membership.group(shard)).socket for shard in further
+        )
         self._poller.register(self._host.socket, zmq.POLLIN)
         uplink = dial(context, heartbeat, self._settings.token)
         monitor = self._start_monitor(
@@ -94,6 +98,13 @@ class AttentionControl(Control):
         )
         monitor.wait_established(self._settings.failure_timeout_s + 1)
         return self._membership
+
+    def _step_connection(self, me: m.MemberId, group: m.Member) -> Channel:
+        """A connection for steps to a group that does not host the rendezvous."""
+        address = Address.parse(group.address, f"the address of {group.id}")
+        channel = self._dial(address)
+        self._attach(channel, me, group, address)
+        return channel
 
     def _attach(self, channel: Channel, me: m.MemberId, group: m.Member, address: Address) -> None:
         """Introduce this lane on a step connection of its own, made after the rendezvous."""
@@ -140,9 +151,7 @@ class AttentionControl(Control):
         Raises:
             PeerFailure: A peer has failed; the pass must not run.
         """
-        self._live()
-        assert self._step is not None  # noqa: S101 - _live() has checked
-        self._send(self._step, m.Step.of(self._epoch, plan))
+        self._in_band(m.Step.of(self._epoch, plan))
         self.statistics.steps_sent += 1
 
     def profile(self, start: bool, prefix: str = "") -> None:
@@ -174,7 +183,8 @@ class AttentionControl(Control):
     def _in_band(self, message: m.InBand) -> None:
         self._live()
         assert self._step is not None  # noqa: S101 - _live() has checked
-        self._send(self._step, message)
+        for connection in (self._step, *self._shards):
+            self._send(connection, message)
 
     def _send(self, socket: zmq.Socket[bytes], message: m.Message) -> None:
         frame = m.encode(message)

@@ -14,6 +14,7 @@ from afd_plugin.config import LinkSettings, Role
 from afd_plugin.control import messages as m
 from afd_plugin.control.address import Address
 from afd_plugin.control.fingerprint import Fingerprint
+from afd_plugin.control.independent import IndependentMerger
 from afd_plugin.control.joining import Joining
 from afd_plugin.control.link import Control, process_name
 from afd_plugin.control.membership import Membership
@@ -106,16 +107,19 @@ class FFNControl(Control):
         self._me = me
         if on_bound is not None:
             on_bound(me.address)
-        children = tuple(m.MemberId(Role.ATTENTION, lane) for lane in self._lanes)
+        children = tuple(
+            m.MemberId(Role.ATTENTION, lane) for lane in self._lanes if topology.group_of(lane) == group
+        )
         if group == 0:
-            children += tuple(m.MemberId(Role.FFN, other) for other in range(1, topology.ffn_dp))
+            children += tuple(m.MemberId(Role.FFN, other) for other in range(1, topology.ffn_members))
             host = Host(main, me, topology, fingerprint, settings, self.statistics)
             self._membership = host.gather()
             self._identities = host.identities
             neighbours = Neighbours(beats.channel, children, counted=(main.channel,))
         else:
             neighbours = self._join(context, main, beats, children, fingerprint)
-        self._merger = Merger(
+        kind = IndependentMerger if topology.independent_lanes else Merger
+        self._merger = kind(
             self.membership.epoch, self._lanes, topology.attention_dp, fingerprint.max_tokens, self.statistics
         )
         neighbours = replace(neighbours, names=self._names(self.membership.members))
@@ -253,7 +257,7 @@ class FFNControl(Control):
             if now - self._left_at.setdefault(lane, now) >= LATE_SHUTDOWN_S:
                 merger.end(lane)
                 return 0.0
-        if not merger.ended:
+        if not merger.ended or isinstance(merger, IndependentMerger):
             return LATE_SHUTDOWN_S if self._left_at else _LONG_S
         self._first_end = self._first_end or now
         remaining = self._first_end + self._settings.drain_timeout_s - now

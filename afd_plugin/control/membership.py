@@ -55,5 +55,5 @@ class Membership:
 def expected_members(topology: Topology) -> tuple[MemberId, ...]:
     """Everybody who must take part in the rendezvous, attention lanes first, each by index."""
     lanes = tuple(MemberId(Role.ATTENTION, lane) for lane in range(topology.attention_dp))
-    groups = tuple(MemberId(Role.FFN, group) for group in range(topology.ffn_dp))
+    groups = tuple(MemberId(Role.FFN, group) for group in range(topology.ffn_members))
     return lanes + groups

@@ -21,11 +21,14 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.platforms import current_platform
 
-from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, Role
+from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, Role, SharedPlacement
 from afd_plugin.errors import ModelRefused
+from afd_plugin.model.part_runner import PartMoERunner
 from afd_plugin.model.placeholders import RemoteDense, RoleStage, drop, is_missing
 from afd_plugin.model.remote_runner import RemoteMoERunner, RemoteRoutedExperts
+from afd_plugin.model.shards import Shard, ShardRoutedExperts
 
 Replacement = nn.Module | None
 RegistrationHook = Callable[[nn.Module, str, "nn.Module | None"], Replacement]
@@ -70,6 +73,7 @@ class AttentionBuild(RoleBuild):
     def _enter(self, stack: ExitStack) -> None:
         stack.enter_context(_out_of_tree({MoERunner: RemoteMoERunner, RoutedExperts: RemoteRoutedExperts}))
         RemoteMoERunner.gate_placement = self.config.gate
+        RemoteMoERunner.shared_placement = self.config.shared
 
     def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> Replacement:
         if isinstance(child, RemoteMoERunner):
@@ -95,8 +99,24 @@ class AttentionBuild(RoleBuild):
         """Nothing is left to remove: experts never came into being."""
 
 
+def holds_part(config: AFDConfig) -> bool:
+    """Whether an FFN process computes only a part of each MoE layer's output."""
+    return config.topology.ffn_shards > 1 or config.shared is SharedPlacement.ATTENTION
+
+
 class FFNBuild(RoleBuild):
-    """The FFN keeps MoE runners with what they own, and optionally dense MLPs."""
+    """The FFN keeps MoE runners with what they own, and optionally dense MLPs; a shard keeps a part of the experts."""
+
+    def _enter(self, stack: ExitStack) -> None:
+        config, shards = self.config, self.config.topology.ffn_shards
+        replaced: dict[type[PluggableLayer], type[PluggableLayer]] = {}
+        if holds_part(config):
+            replaced[MoERunner] = PartMoERunner
+            PartMoERunner.with_shared = config.shared is SharedPlacement.FFN and config.member == 0
+        if shards > 1:
+            replaced[RoutedExperts] = ShardRoutedExperts
+            ShardRoutedExperts.shard = Shard(config.member, shards, whole=not current_platform.is_cpu())
+        stack.enter_context(_out_of_tree(replaced))
 
     def _on_registration(self, parent: nn.Module, name: str, child: nn.Module | None) -> Replacement:
         if child is None or is_missing(child):

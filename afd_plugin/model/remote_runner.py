@@ -22,7 +22,8 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
-from afd_plugin.config import GatePlacement, Role
+from afd_plugin.config import GatePlacement, Role, SharedPlacement
+from afd_plugin.model.beside import Beside
 from afd_plugin.model.placeholders import RemoteCall, RoleStage
 
 
@@ -86,24 +87,24 @@ class RemoteMoERunner(MoERunner):
     gate_placement: GatePlacement = GatePlacement.FFN
     """Set by the build scope before the model is constructed."""
 
+    shared_placement: SharedPlacement = SharedPlacement.FFN
+    """As ``gate_placement``."""
+
     moved: tuple[nn.Module, ...]
     """Modules that the FFN owns; kept out of the module tree."""
+
+    beside: Beside | None
+    """Shared experts that stay here; they are children of the MoE block, not of the runner."""
 
     native_experts: RoutedExperts
     """What the factory built as experts; the scan checks that it holds nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        moved = [
-            module
-            for module in (
-                kwargs.get("shared_experts"),
-                kwargs.get("shared_expert_gate"),
-                self.routed_input_transform,
-                self.routed_output_transform,
-            )
-            if module is not None
-        ]
+        own = self.shared_placement is SharedPlacement.ATTENTION
+        shared = (kwargs.get("shared_experts"), kwargs.get("shared_expert_gate"))
+        transforms = (self.routed_input_transform, self.routed_output_transform)
+        moved = [module for module in (*(() if own else shared), *transforms) if module is not None]
         self.external_gate = self.gate is None
         if self.gate is not None and self.gate_placement is GatePlacement.FFN:
             moved.append(self.gate)
@@ -111,6 +112,7 @@ class RemoteMoERunner(MoERunner):
         # A plain dictionary entry: a registered child would be loaded and counted.
         self.__dict__["moved"] = tuple(moved)
         self.__dict__["native_experts"] = self.routed_experts
+        self.__dict__["beside"] = Beside(shared[0]) if own and shared[0] is not None else None
         self.routed_experts = RemoteExpertsStage(self.routed_experts)  # type: ignore[assignment]
         self.shared_expert_gate = None
         self._shared_experts = None
@@ -154,8 +156,17 @@ class RemoteMoERunner(MoERunner):
     ) -> torch.Tensor:
         if self._remote is None:
             raise RuntimeError(f"{self.layer_name} was called before the roles were connected")
+        if self.beside is None:
+            return self._exchange(self._remote, hidden_states, router_logits)
+        with self.beside.running(hidden_states) as shared:
+            routed = self._exchange(self._remote, hidden_states, router_logits)
+        return shared() + routed
+
+    def _exchange(
+        self, remote: RemoteCall, hidden_states: torch.Tensor, router_logits: torch.Tensor
+    ) -> torch.Tensor:
         if self.gate is not None:
             router_logits, _ = self.gate(hidden_states)
         elif not self.external_gate:
-            return self._remote(hidden_states, None)
-        return self._remote(hidden_states, router_logits)
+            return remote(hidden_states, None)
+        return remote(hidden_states, router_logits)

@@ -15,9 +15,11 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner_interface import MoE
 
 from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, Role
 from afd_plugin.errors import ModelRefused
-from afd_plugin.model.build import dense_modules
+from afd_plugin.model.build import dense_modules, holds_part
+from afd_plugin.model.part_runner import PartMoERunner
 from afd_plugin.model.placeholders import RemoteDense
 from afd_plugin.model.remote_runner import RemoteMoERunner, RemoteRoutedExperts
+from afd_plugin.model.shards import ShardRoutedExperts
 from afd_plugin.plan import RemoteUnit, UnitKind
 
 
@@ -61,9 +63,10 @@ def _experts_unit(index: int, name: str, module: MoERunnerInterface, config: AFD
             raise _escaped(f"{name}.routed_experts", experts)
         width = module.router_logits_width
     else:
-        if type(module) is not MoERunner:
+        sharded = config.topology.ffn_shards > 1
+        if type(module) is not (PartMoERunner if holds_part(config) else MoERunner):
             raise _escaped(name, module)
-        if type(module.routed_experts) is not RoutedExperts:
+        if type(module.routed_experts) is not (ShardRoutedExperts if sharded else RoutedExperts):
             raise _escaped(f"{name}.routed_experts", module.routed_experts)
         at_attention = module.gate is None or config.gate is GatePlacement.ATTENTION
         width = module.moe_config.num_logical_experts if at_attention else 0

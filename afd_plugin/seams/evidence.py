@@ -30,6 +30,15 @@ REFUSALS = ("tests/unit/cli/test_refusals.py",)
 CONNECTORS = ("tests/unit/connectors/test_gloo.py", "tests/unit/connectors/test_tcp.py", _PARITY)
 """The data plane on the CPU."""
 
+SHARDS = (
+    (
+        "tests/e2e/test_topologies.py::"
+        "test_experts_split_over_processes_without_a_world_are_within_the_spread_of_native"
+    ),
+    _FAULTS,
+)
+"""Layers that hold a part of the experts."""
+
 GPU = ("tests/gpu_e2e/test_contract.py",)
 """What only a machine with a GPU exercises."""
 

@@ -37,6 +37,7 @@ SEAMS: tuple[Seam, ...] = (
             "afd_plugin.model.build",
             "afd_plugin.model.remote_runner",
             "afd_plugin.model.scan",
+            "afd_plugin.model.shards",
         ),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,

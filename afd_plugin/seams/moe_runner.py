@@ -20,6 +20,7 @@ SEAMS: tuple[Seam, ...] = (
         plan="propose upstream: a runner that says which of its parts a process owns",
         used_by=(
             "afd_plugin.model.build",
+            "afd_plugin.model.part_runner",
             "afd_plugin.model.remote_runner",
             "afd_plugin.model.scan",
             "afd_plugin.v1.worker.ffn_role",
@@ -45,7 +46,7 @@ SEAMS: tuple[Seam, ...] = (
             "runner registers itself in the static forward context under its layer name."
         ),
         plan="propose upstream: a runner that says which of its parts a process owns",
-        used_by=("afd_plugin.model.remote_runner",),
+        used_by=("afd_plugin.model.part_runner", "afd_plugin.model.remote_runner"),
         afd_tests=evidence.MODEL,
         native_tests=evidence.ISOLATION,
     ),

@@ -289,9 +289,10 @@ SURFACES: tuple[Surface, ...] = (
         id="torch-utils",
         owner="vllm.utils.torch_utils:",
         names={
+            "aux_stream": "02342bbca359f0ae",
             "current_stream": "5b99d2d7e1e79137",
         },
-        invariant="The stream on which vLLM's kernels of this thread run.",
+        invariant="The stream on which vLLM's kernels of this thread run, and the one beside it (none on a CPU).",
         afd_tests=evidence.GPU,
     ),
     Surface(

@@ -230,7 +230,7 @@ SEAMS: tuple[Seam, ...] = (
         sha256="92019502dbf7763aa5dccd64756f24475e55fc07c92e443edcb28e1ab5993d01",
         invariant="Starts and stops profiling of this process only.",
         plan="propose upstream: a per-step callback around the model call",
-        used_by=("afd_plugin.v1.worker.attention_role",),
+        used_by=("afd_plugin.v1.worker.attention_role", "afd_plugin.v1.worker.ffn_role"),
         afd_tests=evidence.WORKER,
         native_tests=evidence.ISOLATION,
     ),

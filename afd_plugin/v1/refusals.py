@@ -327,7 +327,7 @@ def _check_model(vllm_config: VllmConfig) -> None:
 def _check_sizes(vllm_config: VllmConfig, afd: AFDConfig) -> None:
     parallel, topology, role = vllm_config.parallel_config, afd.topology, afd.role.value
     if afd.role is Role.ATTENTION:
-        expected = (topology.attention_dp, topology.attention_tp)
+        expected = topology.attention_world
     else:
         expected = topology.ffn_world(vllm_config.device_config.device_type)
         if parallel.enable_expert_parallel != topology.expert_parallel:

@@ -187,10 +187,40 @@ def pair(
     microbatches: int = 1,
     environment: Mapping[str, str] | None = None,
     visible: tuple[str, str] | None = None,
+    shards: int = 1,
+    shared: str = "ffn",
 ) -> Engine:
     """One attention engine and one FFN process that serve the same model as ``native`` would.
 
-    ``visible`` are the GPUs of attention and of the FFN, each role's own first; None shares what there is.
+    ``visible`` are the GPUs of attention and of the FFN, each role's own first; None shares what there is. With
+    ``shards`` the experts are split over so many FFN processes.
+    """
+    (attention,) = service(
+        name, model, engine, logs, gate, dense, device, connector, microbatches, environment, visible, shards=shards,
+        shared=shared,
+    )  # fmt: skip
+    return attention
+
+
+def service(
+    name: str,
+    model: Path,
+    engine: Mapping[str, Any],
+    logs: Path,
+    gate: str = "ffn",
+    dense: str = "attention",
+    device: str = "cuda",
+    connector: str = "CudaIpcAFDConnector",
+    microbatches: int = 1,
+    environment: Mapping[str, str] | None = None,
+    visible: tuple[str, str] | None = None,
+    shards: int = 1,
+    lanes: int = 1,
+    shared: str = "ffn",
+) -> list[Engine]:
+    """``lanes`` attention engines of their own and ``shards`` FFN processes; the first engine's close ends the FFN.
+
+    The first engine has the FFN processes as companions.
     """
     eyes = [{VISIBLE: names} for names in visible] if visible else [{}, {}]
     with socket.socket() as probe:
@@ -199,35 +229,49 @@ def pair(
     reports = logs / f"{name}-reports"
     reports.mkdir(exist_ok=True)
     link = {"AFD_TOKEN": secrets.token_hex(16), "AFD_ROLE_REPORT_DIR": str(reports), **(environment or {})}
-    afd = {"gate": gate, "dense": dense, "connector": connector, "microbatches": microbatches}
+    afd: dict[str, Any] = {"gate": gate, "dense": dense, "connector": connector, "microbatches": microbatches}
+    afd["shared"] = shared
+    if shards > 1:
+        afd["ffn_shards"] = shards
+    if lanes > 1:
+        afd |= {"attention_dp": lanes, "independent_lanes": True}
     prefix = "CPUAFD" if device == "cpu" else "AFD"
     module = "cpu_attention_worker" if device == "cpu" else "attention_worker"
-    attention = Engine(
-        name,
-        {
-            "model": str(model),
-            "distributed_executor_backend": "mp",
-            **engine,
-            "worker_cls": f"afd_plugin.v1.worker.{module}.{prefix}AttentionWorker",
-            "additional_config": {"afd": {"role": "attention", **afd}},
-        },
-        logs,
-        {**link, **eyes[0], "AFD_PEER": address},
-    )
-    command = [
-        sys.executable, "-m", "afd_plugin.cli.ffn_main", json.dumps({"role": "ffn", **afd}), str(model), *flags(engine)
-    ]  # fmt: skip
-    attention.companions.append(
-        Companion(
-            f"{name}-ffn", command, logs / f"{name}-ffn.log", {**link, **eyes[1], "AFD_LISTEN": address}
+    engines = [
+        Engine(
+            name if not lane else f"{name}-lane{lane}",
+            {
+                "model": str(model),
+                "distributed_executor_backend": "mp",
+                **engine,
+                "worker_cls": f"afd_plugin.v1.worker.{module}.{prefix}AttentionWorker",
+                "additional_config": {"afd": {"role": "attention", "member": lane, **afd}},
+            },
+            logs,
+            {**link, **eyes[0], "AFD_PEER": address},
         )
-    )
-    return attention
+        for lane in range(lanes)
+    ]
+    for shard in range(shards):
+        own = {"role": "ffn", "member": shard, **afd}
+        command = [
+            sys.executable,
+            "-m",
+            "afd_plugin.cli.ffn_main",
+            json.dumps(own),
+            str(model),
+            *flags(engine),
+        ]
+        label = f"{name}-ffn" if not shard else f"{name}-ffn{shard}"
+        engines[0].companions.append(
+            Companion(label, command, logs / f"{label}.log", {**link, **eyes[1], "AFD_LISTEN": address})
+        )
+    return engines
 
 
-def role_report(logs: Path, name: str, role: str) -> dict[str, Any]:
-    """What a worker of the pair ``name`` wrote when it ended; empty when it did not."""
-    path = logs / f"{name}-reports" / f"{role}-0-0.json"
+def role_report(logs: Path, name: str, role: str, member: int = 0) -> dict[str, Any]:
+    """What a worker of the service ``name`` wrote when it ended; empty when it did not."""
+    path = logs / f"{name}-reports" / f"{role}-{member}-0.json"
     content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     content.pop("tensor_names", None)
     return content

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qualify.gpu.engines import TWO_GPUS, native, pair, role_report
+from qualify.gpu.engines import TWO_GPUS, native, role_report, service, wait_all
 from qualify.gpu.host import MODES, PARITY_ENGINE, RUN_S, START_S, Host
 from qualify.gpu.workloads import LOGPROBS, PARITY_TOKENS, compare, parity_prompts
 
@@ -25,11 +25,18 @@ class ParityCase:
     microbatches: int = 1
     connector: str = "CudaIpcAFDConnector"
     two_gpus: bool = False
+    shards: int = 1
+    """FFN processes among which the experts are split."""
+
+    lanes: int = 1
+    """Attention engines of their own that share the FFN; each is asked everything."""
 
     @property
     def name(self) -> str:
         name = f"{self.model}-{self.mode}-gate-{self.gate}"
         name += "" if self.dense == "attention" else "-dense-ffn"
+        name += f"-shards{self.shards}" if self.shards > 1 else ""
+        name += f"-engines{self.lanes}" if self.lanes > 1 else ""
         if self.two_gpus:
             name += "-nccl" if self.connector == "P2pNcclAFDConnector" else "-nvlink"
         return name if self.microbatches == 1 else f"{name}-dbo"
@@ -50,6 +57,18 @@ REPAIRED_CASES: tuple[ParityCase, ...] = tuple(
     for mode in ("eager", "graph")
 )
 """Microbatches on one GPU: what failed, or was out of tolerance, when it ran last."""
+
+APART_CASES: tuple[ParityCase, ...] = tuple(
+    ParityCase(model, mode, gate, shards=shards, lanes=lanes)
+    for shards, lanes in ((1, 2), (2, 1))
+    for model, mode, gate in (
+        ("deepseek-v2", "eager", "ffn"),
+        ("deepseek-v2", "graph", "attention"),
+        ("deepseek-v3", "graph", "ffn"),
+        ("qwen3-moe", "graph", "attention"),
+    )
+)
+"""2A1F as two engines of their own, and 1A2F with the experts split over two processes."""
 
 DEFAULT_CASES: tuple[ParityCase, ...] = tuple(
     ParityCase(model, mode, gate)
@@ -81,24 +100,34 @@ def parity(host: Host) -> dict[str, Any]:
             "-".join(key): asdict(compare(runs[0], runs[2])) for key, runs in native_runs.items()
         },
         "cases": outcomes,
-        "passed": all(map(_as_promised, outcomes)),
+        "passed": all(map(as_promised, outcomes)),
     }
 
 
 def chosen(setting: str | Sequence[Mapping[str, Any]]) -> list[ParityCase]:
     """The cases that a setting means: the name of a list, or fields of each case; empty means the default list."""
     if isinstance(setting, str):
-        return list({"default": DEFAULT_CASES, "repaired": REPAIRED_CASES, "nvlink": NVLINK_CASES}[setting])
+        return list(
+            {
+                "default": DEFAULT_CASES,
+                "repaired": REPAIRED_CASES,
+                "nvlink": NVLINK_CASES,
+                "apart": APART_CASES,
+                "doubtful": (*REPAIRED_CASES, *APART_CASES),
+            }[setting]
+        )
     return [ParityCase(**raw) for raw in setting] or list(DEFAULT_CASES)
 
 
-def _as_promised(outcome: Mapping[str, Any]) -> bool:
-    """Exact; a split batch, whose kernels see other sizes than native's, within what sizes change natively."""
-    if not outcome["case"].endswith("-dbo") or "agreements" not in outcome:
+def as_promised(outcome: Mapping[str, Any]) -> bool:
+    """Exact, but where kernels see other sizes than native's (a split batch) or partial outputs are added (shards):
+    there within what sizes change natively.
+    """
+    split, sharded = outcome["case"].endswith("-dbo"), "-shards" in outcome["case"]
+    if not (split or sharded) or "agreements" not in outcome:
         return bool(outcome.get("exact"))
-    stages = (
-        outcome["attention"]["device_steps"]["eager"][1] + outcome["attention"]["device_steps"]["replayed"][1]
-    )
+    steps = outcome["attention"]["device_steps"]
+    stages = steps["eager"][1] + steps["replayed"][1] if split else 1
     largest = max(agreement["largest_first_difference"] for agreement in outcome["agreements"])
     return bool(stages) and largest <= outcome["tolerance"]
 
@@ -130,23 +159,31 @@ def _case(
     if host.left() < 45:
         return {**outcome, "skipped": "no time left", "exact": False}
     try:
-        engine = pair(
+        engines = service(
             case.name, model, {**PARITY_ENGINE, **MODES[case.mode]}, host.logs,
             gate=case.gate, dense=case.dense, microbatches=case.microbatches, connector=case.connector,
-            visible=TWO_GPUS if case.two_gpus else None,
+            visible=TWO_GPUS if case.two_gpus else None, shards=case.shards, lanes=case.lanes,
         )  # fmt: skip
+        runs: list[Any] = []
         try:
-            outcome["ready_s"] = engine.receive(max(1.0, min(START_S, host.left())))["ready_s"]
-            runs = [engine.ask(min(RUN_S, host.left()), "generate", **requests()) for _ in range(2)]
-            status = engine.ask(30, "rpc", method="afd_status")[0]
+            ready = wait_all(engines, max(1.0, min(START_S, host.left())))
+            outcome["ready_s"] = max(ready.values())
+            for _ in range(2):
+                for engine in engines:
+                    engine.tell("generate", **requests())
+                runs.append([engine.receive(min(RUN_S, host.left())) for engine in engines])
+            status = engines[0].ask(30, "rpc", method="afd_status")[0]
         except BaseException:
-            engine.close(graceful=False)
+            for engine in engines:
+                engine.close(graceful=False)
             raise
-        outcome["exit_codes"] = engine.close()
+        outcome["exit_codes"] = [engine.close() for engine in engines[::-1]]
     except Exception as error:  # noqa: BLE001 - the case's outcome
         return {**outcome, "error": f"{type(error).__name__}: {error}"[-5000:], "exact": False}
     reference = references[case.model, case.mode].result()
-    agreements = [compare(mine, theirs) for mine, theirs in zip(runs, reference[:2], strict=True)]
+    agreements = [
+        compare(mine, theirs) for run, theirs in zip(runs, reference[:2], strict=True) for mine in run
+    ]
     status.pop("tensor_names", None)
     outcome.update(
         agreements=[asdict(agreement) for agreement in agreements],

@@ -36,16 +36,17 @@ class Plan:
 
 
 PLANS: Mapping[str, Plan] = {
-    # what is right, most doubtful first: the repaired microbatches, losses, clients, a thousand prefills
+    # what is right, most doubtful first: microbatches, engines and shards apart, losses, clients, the service
     "one-gpu-right": Plan(
         "h200x1",
         (
             Stage(("control", "contract"), 70),
-            Stage(("parity", "faults", "clients"), 230, {"cases": "repaired", "workers": 6}),
-            Stage(("endurance",), 130),
+            Stage(("parity", "faults"), 250, {"cases": "doubtful", "workers": 5}),
+            Stage(("clients",), 90),
             Stage(("serving",), 90),
         ),
     ),
+    "one-gpu-long": Plan("h200x1", (Stage(("endurance",), 150), Stage(("parity",), 380, {"workers": 8}))),
     # what it costs, and where each microsecond goes
     "one-gpu-speed": Plan(
         "h200x1",
@@ -53,8 +54,6 @@ PLANS: Mapping[str, Plan] = {
     ),
     # the long stretch without a request, alone in its command
     "one-gpu-idle": Plan("h200x1", (Stage(("serving",), 720, {"idle_s": 610}),)),
-    # all twelve cells and the independent engines and expert shards again, for the record of one revision
-    "one-gpu-cells": Plan("h200x1", (Stage(("parity",), 420, {"workers": 8}),)),
     # issue 7 in one command
     "two-gpus": Plan(
         "h200x2",

@@ -12,6 +12,9 @@ row        processes                                      reference
 2A2F-TP    attention TP2, FFN TP2                         native TP2, to the bit
 2A2F-DP    attention DP2, FFN DP2 (one flat world)        1A2F, to the bit: the same shards, rows of two lanes
 4A2F       attention DP4, two FFN ranks, two lanes each   1A2F, to the bit
+1A2F-S     one attention, the experts split over two FFN  native TP1, within the spread: partial outputs are
+           processes without a common vLLM world          added in another order than any native engine adds
+ENGINES    two attention engines of their own, one FFN    native TP1, to the bit, engine by engine
 =========  =============================================  =====================================================
 
 Native data parallelism, which would be the reference of the last rows, does not run on a CPU; that is a test of its
@@ -21,7 +24,7 @@ own, and so is expert parallelism. The spread is the largest difference between 
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -37,7 +40,7 @@ from afd_plugin.demo.native import ALL_TOGETHER, reference
 from afd_plugin.demo.prompts import PROMPTS
 from afd_plugin.demo.recipes import RECIPES
 from afd_plugin.demo.records import Record
-from afd_plugin.demo.service import Service
+from afd_plugin.demo.service import Command, Service
 from afd_plugin.supervisor.ports import PortReservation
 from afd_plugin.topology import Topology
 from tests.e2e.harness import environment
@@ -70,7 +73,8 @@ R1A2F = Row("1A2F", Topology(ffn_tp=2))
 R2A2F_TP = Row("2A2F-TP", Topology(attention_tp=2, ffn_tp=2), native_tp=2)
 R2A2F_DP = Row("2A2F-DP", Topology(attention_dp=2, ffn_dp=2))
 R4A2F = Row("4A2F", Topology(attention_dp=4, ffn_dp=2))
-ROWS = (R2A1F, R1A2F, R2A2F_TP, R2A2F_DP, R4A2F)
+R1A2F_S = Row("1A2F-S", Topology(ffn_shards=2))
+ROWS = (R2A1F, R1A2F, R2A2F_TP, R2A2F_DP, R4A2F, R1A2F_S)
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ def options(topology: Topology) -> list[str]:
     return [
         *("--attention-dp", str(topology.attention_dp), "--attention-tp", str(topology.attention_tp)),
         *("--ffn-dp", str(topology.ffn_dp), "--ffn-tp", str(topology.ffn_tp)),
+        *("--ffn-shards", str(topology.ffn_shards)),
     ]
 
 
@@ -227,6 +232,56 @@ def test_1a2f_is_within_the_spread_of_native(
     check_counts(R1A2F, split_experts.reports)
     for found in (split_experts.alone, split_experts.together):
         assert parity.compare(natives[1], found).max_abs_dlogprob <= spread
+
+
+def test_experts_split_over_processes_without_a_world_are_within_the_spread_of_native(
+    checkpoints: dict[str, Path], python: Path, natives: dict[int, Record], spread: float, tmp_path: Path
+) -> None:
+    served = serve(R1A2F_S, checkpoints[MODEL], python, tmp_path / "afd")
+    attention, *shards = (served.reports[name] for name in ("attention-0-0", "ffn-0-0", "ffn-1-0"))
+    assert {report["exchanges"] for report in served.reports.values()} == {attention["exchanges"]}
+    assert attention["messages_sent"] == sum(shard["messages_received"] for shard in shards)
+    assert attention["messages_received"] == sum(shard["messages_sent"] for shard in shards)
+    first, second = shards
+    assert first["gate_bytes"] == second["gate_bytes"] > 0
+    assert first["expert_bytes"] > second["expert_bytes"] > 0, "shared experts are the first shard's"
+    for found in (served.alone, served.together):
+        result = parity.compare(natives[1], found)
+        assert result.requests == len(PROMPTS)
+        assert result.max_abs_dlogprob <= spread
+
+
+def test_engines_of_their_own_share_an_ffn_and_answer_as_native_to_the_bit(
+    checkpoints: dict[str, Path], python: Path, natives: dict[int, Record], tmp_path: Path
+) -> None:
+    """The second one ends first; the first then goes on alone."""
+    with PortReservation() as port:
+        address = f"127.0.0.1:{port.port}"
+    model = checkpoints[MODEL]
+    one = Topology()
+    with nothing_left(tmp_path / "ffn") as traces, ExitStack() as stack:
+        env = {"AFD_TOKEN": "t", **traces.environment}
+
+        def started(command: Command, name: str) -> Service:
+            return stack.enter_context(
+                Service(command, model, "m", ENGINE, tmp_path / name, environment(env))
+            )
+
+        ffn = started(afd_ffn(python, ["--listen", address, "--engines", "2"]), "ffn")
+        engines = [
+            started(afd_attention(python, ["--peer", address, "--engine", f"{index}/2"]), f"engine-{index}")
+            for index in range(2)
+        ]
+        for engine in engines:
+            engine.await_ready()
+        with ThreadPoolExecutor(2) as pool:
+            at_once = list(pool.map(lambda engine: ask_alone(engine.endpoint, one), engines))
+        for answers in at_once:
+            check_exact(natives[1], answers)
+        assert engines[1].stop() == 0, engines[1].tail()
+        check_exact(natives[1], ask_alone(engines[0].endpoint, one))
+        assert engines[0].stop() == 0, engines[0].tail()
+        assert ffn.stop() == 0, ffn.tail()
 
 
 @pytest.mark.parametrize("row", [R2A1F, R2A2F_TP], ids=lambda row: row.name)

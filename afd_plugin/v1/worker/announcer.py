@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu_ubatch_wrapper import UBatchWrapper
 
 from afd_plugin.plan import StepKind
 from afd_plugin.v1.worker.attention_link import AttentionLink
+from afd_plugin.v1.worker.ranges import RANGES
 
 
 class GraphPhase(Enum):
@@ -56,6 +57,12 @@ def step_kind(context: ForwardContext, phase: GraphPhase, dummy: bool) -> StepKi
     if phase is GraphPhase.CAPTURE:
         return StepKind.CAPTURE
     return StepKind.DUMMY if dummy or context.attn_metadata is None else StepKind.REAL
+
+
+def alone(tokens: tuple[tuple[int, ...], ...], lane: int, lanes: int) -> tuple[tuple[int, ...], ...]:
+    """The rows of a lane that is an engine of its own: no other lane has any in its steps."""
+    own = tokens[0]
+    return tuple(own if other == lane else (0,) * len(own) for other in range(lanes))
 
 
 def lane_tokens(context: ForwardContext, rows: int, lanes: int = 1) -> tuple[tuple[int, ...], ...]:
@@ -98,8 +105,12 @@ class StepAnnouncer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         context = get_forward_context()
         source = kwargs["input_ids"] if kwargs.get("input_ids") is not None else kwargs["inputs_embeds"]
-        tokens = lane_tokens(context, int(source.shape[0]), self._link.lanes)
+        link, rows = self._link, int(source.shape[0])
+        if link.independent:
+            tokens = alone(lane_tokens(context, rows), link.lane, link.lanes)
+        else:
+            tokens = lane_tokens(context, rows, link.lanes)
         phase = graph_phase(self.inner, context)
         kind = step_kind(context, phase, self._dummy)
-        with self._link.step(kind, tokens, graph=phase is GraphPhase.REPLAY):
+        with self._link.step(kind, tokens, graph=phase is GraphPhase.REPLAY) as plan, RANGES.step(plan):
             return self.inner(*args, **kwargs)

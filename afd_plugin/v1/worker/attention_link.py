@@ -8,6 +8,7 @@ and a connector; the others receive each output by vLLM's own broadcast.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from afd_plugin.model.placeholders import RemoteCall, RemoteDense
 from afd_plugin.model.remote_runner import RemoteMoERunner
 from afd_plugin.model.scan import BoundUnit
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan
+from afd_plugin.v1.worker.ranges import RANGES
+from afd_plugin.v1.worker.role_report import RECENT
 from afd_plugin.v1.worker.verdict import verdict
 
 
@@ -65,7 +68,13 @@ class AttentionLink:
     ) -> None:
         self.lane = lane
         self.lanes = lanes
+        self.independent = False
+        """Whether this lane is an engine of its own, whose steps no other lane takes part in."""
+
         self.counts = StepCounts()
+        self.recent_exchange_s: deque[float] = deque(maxlen=RECENT)
+        """Host time of the last exchanges, for the report that a bench reads."""
+
         self._on_error = on_error
         self._units = [bound.unit for bound in units]
         self._group = group
@@ -148,13 +157,16 @@ class AttentionLink:
         started = time.perf_counter()
         if self._connector is not None and rows:
             exchange = Exchange(plan.step, unit.index, stage)
-            output = self._cross(exchange, unit, hidden.contiguous(), router_logits)
+            with RANGES.exchange(exchange, unit.name):
+                output = self._cross(exchange, unit, hidden.contiguous(), router_logits)
         else:
             output = torch.empty_like(hidden)
         if self._group.world_size > 1:
             output = self._group.broadcast(output, 0)
         self.counts.exchanges += 1
-        self.counts.exchange_seconds += time.perf_counter() - started
+        elapsed = time.perf_counter() - started
+        self.counts.exchange_seconds += elapsed
+        self.recent_exchange_s.append(elapsed)
         return output
 
     def _cross(

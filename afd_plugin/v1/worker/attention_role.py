@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from afd_plugin.config import LinkSettings, Role
 from afd_plugin.connectors.base import AFDConnector, ConnectorShape
 from afd_plugin.connectors.registry import create_connector
+from afd_plugin.connectors.sharded import ShardedConnector, of_shard
 from afd_plugin.control import AttentionControl, Membership
 from afd_plugin.errors import AFDError, EngineGone
 from afd_plugin.model.build import AttentionBuild
@@ -27,6 +29,7 @@ from afd_plugin.v1.worker import role_report
 from afd_plugin.v1.worker.announcer import StepAnnouncer
 from afd_plugin.v1.worker.attention_link import AttentionLink
 from afd_plugin.v1.worker.fingerprints import fingerprint
+from afd_plugin.v1.worker.ranges import RANGES
 from afd_plugin.v1.worker.recovery import Planes, Recovery
 from afd_plugin.v1.worker.rejoin import Rejoining
 from afd_plugin.v1.worker.resumable_link import ResumableLink, check_resumable
@@ -96,9 +99,9 @@ class AttentionWorkerMixin(RoleWorkerMixin):
                 check_resumable(self.afd_config, self.connector)
             control.ready()
             self.membership = control.wait_ready()
-            group = self.afd_config.topology.group_of(self.member_index)
-            self.connector.connect(self.membership.group(group).data)
+            self.connector.connect(self._offers(self.membership))
         link = self._make_link()
+        link.independent = self.afd_config.topology.independent_lanes
         self.link = link
         self.model_runner.announce_steps(link)  # type: ignore[attr-defined]  # init_device made it a role's runner
         self._write_report()
@@ -107,7 +110,20 @@ class AttentionWorkerMixin(RoleWorkerMixin):
         shape = self.connector_shape(self.afd_config.topology.slot_of(self.member_index))
         if self.own_device.type != "cpu":
             shape = dataclasses.replace(shape, router_dtypes=router_dtypes(self.units, shape))
-        return create_connector(self.afd_config.connector, shape, settings)
+        name, shards = self.afd_config.connector, self.afd_config.topology.ffn_shards
+        if shards == 1:
+            return create_connector(name, shape, settings)
+        return ShardedConnector(partial(create_connector, name), shape, settings, shards)
+
+    def _offers(self, membership: Membership) -> Mapping[str, str]:
+        """How this lane's connector finds its FFN group, or all shards."""
+        topology = self.afd_config.topology
+        if topology.ffn_shards == 1:
+            return membership.group(topology.group_of(self.member_index)).data
+        found: dict[str, str] = {}
+        for shard in range(topology.ffn_shards):
+            found |= of_shard(shard, membership.group(shard).data)
+        return found
 
     def _make_link(self) -> AttentionLink:
         control = self.control if isinstance(self.control, AttentionControl) else None
@@ -144,6 +160,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         """Native profiling here, and the same order to the FFN: it is reachable only in band."""
+        RANGES.profiling(is_start)
         super().profile(is_start, profile_prefix)
         if self.recovery is not None:
             with self.recovery.use() as planes:
@@ -168,7 +185,9 @@ class AttentionWorkerMixin(RoleWorkerMixin):
         return self.link.last_step if self.link is not None else None
 
     def _write_report(self) -> None:
-        role_report.write(f"attention-{self.member_index}-{self.member_rank}", self.afd_status())
+        times = {} if self.link is None else {"recent_exchange_s": list(self.link.recent_exchange_s)}
+        name = f"attention-{self.member_index}-{self.member_rank}"
+        role_report.write(name, {**self.afd_status(), **times})
 
     def shutdown(self) -> None:
         """End the service in band: the FFN stops because attention says so."""

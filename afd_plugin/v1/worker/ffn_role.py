@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import weakref
 from collections.abc import Mapping
+from types import ModuleType
 
 import torch
 from vllm.distributed.parallel_state import get_tp_group
@@ -23,6 +24,7 @@ from afd_plugin.v1.worker import role_report
 from afd_plugin.v1.worker.ffn_model_runner import FFNModelRunner
 from afd_plugin.v1.worker.ffn_service import FFNService
 from afd_plugin.v1.worker.fingerprints import fingerprint
+from afd_plugin.v1.worker.ranges import RANGES
 from afd_plugin.v1.worker.role_worker import RoleWorkerMixin
 from afd_plugin.v1.worker.verdict import verdict
 
@@ -63,9 +65,12 @@ class FFNWorkerMixin(RoleWorkerMixin):
         self.connector = create_connector(
             self.afd_config.connector, self.connector_shape(None), self.link_settings
         )
-        flat = self.vllm_config.parallel_config.data_parallel_size == 1
+        settings = self.link_settings
+        alone = self.vllm_config.parallel_config.data_parallel_size == 1
+        if alone and self.member_index and not settings.peer:
+            settings = settings.beside()
         return control.listen(
-            self.link_settings.beside() if flat and self.member_index else self.link_settings,
+            settings,
             self.afd_config.topology,
             self.member_index,
             fingerprint(self.vllm_config, self.afd_config, units),
@@ -97,6 +102,11 @@ class FFNWorkerMixin(RoleWorkerMixin):
         context = self.vllm_config.compilation_config.static_forward_context
         for name in [name for name, layer in context.items() if not isinstance(layer, MoERunner)]:
             del context[name]
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
+        """Native profiling, by the attention role's order; the trace is named after the FFN."""
+        RANGES.profiling(is_start)
+        super().profile(is_start, f"ffn-{profile_prefix}" if profile_prefix else "ffn")
 
     def afd_serve(self) -> dict[str, object]:
         """Serve until attention shuts the service down; an RPC of the FFN host. Returns :meth:`afd_status`."""
@@ -131,7 +141,8 @@ class FFNWorkerMixin(RoleWorkerMixin):
         return self.service.last_step if self.service is not None else None
 
     def _write_report(self) -> None:
-        role_report.write(f"ffn-{self.member_index}-{self.member_rank}", self.afd_status())
+        times = {} if self.service is None else {"recent_compute_s": list(self.service.recent_compute_s)}
+        role_report.write(f"ffn-{self.member_index}-{self.member_rank}", {**self.afd_status(), **times})
 
     def shutdown(self) -> None:
         self.service = None
@@ -139,14 +150,14 @@ class FFNWorkerMixin(RoleWorkerMixin):
         super().shutdown()
 
 
-def reachable_tensor_bytes(root: object, limit: int = 200_000) -> int:
-    """Bytes of tensors reachable from ``root`` through containers and instance attributes, code and types excluded."""
+def reachable_tensor_bytes(root: object) -> int:
+    """Bytes of tensors reachable from ``root`` through containers and instance attributes; not through code."""
     seen: set[int] = set()
     tensors: list[torch.Tensor] = []
     queue: list[object] = [root]
-    while queue and len(seen) < limit:
+    while queue:
         item = queue.pop()
-        if id(item) in seen or isinstance(item, (type, str, bytes)):
+        if id(item) in seen or isinstance(item, (type, ModuleType, str, bytes)):
             continue
         seen.add(id(item))
         if isinstance(item, torch.Tensor):

@@ -10,6 +10,7 @@ native runner reduces the result inside the FFN's own world. Where several group
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ from afd_plugin.model.scan import BoundUnit
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan, schedule
 from afd_plugin.topology import Topology
 from afd_plugin.v1.worker.fingerprints import model_dtype
+from afd_plugin.v1.worker.ranges import RANGES
+from afd_plugin.v1.worker.role_report import RECENT
 
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 """Hidden states [rows, hidden_size], and router logits [rows, width] where attention computes them."""
@@ -66,6 +69,9 @@ class FFNService:
         profile: Callable[[bool, str], None],
     ) -> None:
         self.counts = FFNCounts()
+        self.recent_compute_s: deque[float] = deque(maxlen=RECENT)
+        """Host time inside the units in the last exchanges, for the report that a bench reads."""
+
         self.last_step: int | None = None
         self._vllm_config = vllm_config
         self._topology = topology
@@ -127,7 +133,8 @@ class FFNService:
         self.last_step = plan.step
         plan.check(self._topology.attention_dp, self._vllm_config.scheduler_config.max_num_batched_tokens)
         rows = [plan.group_rows(self._lanes, stage) for stage in range(plan.stages)]
-        self._execute(plan, rows)
+        with RANGES.step(plan):
+            self._execute(plan, rows)
         self.counts.steps[plan.kind.value] += 1
         self.counts.tokens += sum(map(sum, rows))
 
@@ -140,9 +147,11 @@ class FFNService:
             unit = self._units[exchange.unit]
             hidden, logits = self._receive(plan, exchange, unit, rows[exchange.stage])
             started = time.perf_counter()
-            with contexts[exchange.stage]():
+            with contexts[exchange.stage](), RANGES.exchange(exchange, unit.name):
                 output = self._compute(unit, hidden, logits)
-            self.counts.compute_seconds += time.perf_counter() - started
+            elapsed = time.perf_counter() - started
+            self.counts.compute_seconds += elapsed
+            self.recent_compute_s.append(elapsed)
             if self._connector is not None:
                 first = sum(
                     plan.group_tokens(self._topology.lanes_of(group), exchange.stage)

@@ -15,6 +15,7 @@ import afd_plugin
 from afd_plugin.config import AFDConfig
 from afd_plugin.control.fingerprint import Fingerprint
 from afd_plugin.plan import RemoteUnit
+from afd_plugin.topology import Topology
 
 _NOT_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 """Entries of a Hugging Face configuration that say where or by what it was written, not what the model is."""
@@ -42,6 +43,16 @@ def graph_mode(vllm_config: VllmConfig) -> CUDAGraphMode:
     return CUDAGraphMode.NONE if mode is None or vllm_config.model_config.enforce_eager else mode
 
 
+def _apart(topology: Topology) -> dict[str, str]:
+    """Layouts in which processes of a role share no vLLM world; empty where there are none."""
+    found = {}
+    if topology.ffn_shards > 1:
+        found["ffn_shards"] = str(topology.ffn_shards)
+    if topology.independent_lanes:
+        found["independent_lanes"] = "true"
+    return found
+
+
 def fingerprint(
     vllm_config: VllmConfig, config: AFDConfig, units: Sequence[RemoteUnit], devices: Sequence[str] = ()
 ) -> Fingerprint:
@@ -59,6 +70,7 @@ def fingerprint(
         max_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         gate=config.gate.value,
         dense=config.dense.value,
+        shared_experts=config.shared.value,
         connector=config.connector,
         graph_mode=mode.name,
         capture_sizes=tuple(sizes or ()) if mode is not CUDAGraphMode.NONE else (),
@@ -68,6 +80,7 @@ def fingerprint(
         ffn_dp=config.topology.ffn_dp,
         ffn_tp=config.topology.ffn_tp,
         expert_parallel=config.topology.expert_parallel,
+        extra=_apart(config.topology),
         model=model_config.model,
         devices=tuple(devices),
     )

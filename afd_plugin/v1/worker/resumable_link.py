@@ -82,6 +82,12 @@ class ResumableLink(AttentionLink):
 
 def check_resumable(config: AFDConfig, connector: AFDConnector) -> None:
     """Refuse to hold requests where an interrupted step could not go on."""
+    topology = config.topology
+    if topology.ffn_shards > 1 or topology.independent_lanes:
+        raise ConfigRefused(
+            f"AFD_FFN_RESTART_WINDOW (--ffn-restart-window) is set, but {topology.name} has processes of one role "
+            "that share no world, and only one FFN with lanes in lockstep can be started again; drop the option."
+        )
     if connector.stream_ordered or config.microbatches > 1:
         raise ConfigRefused(
             f"AFD_FFN_RESTART_WINDOW (--ffn-restart-window) is set, but a step over {config.connector} in "

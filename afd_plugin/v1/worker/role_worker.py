@@ -33,6 +33,7 @@ from afd_plugin.v1.refusals import check_vllm_config
 from afd_plugin.v1.worker.failure_guard import FailureGuard
 from afd_plugin.v1.worker.fingerprints import model_dtype
 from afd_plugin.v1.worker.parent_watch import ParentWatch
+from afd_plugin.v1.worker.scheduling import request_short_slice
 
 if TYPE_CHECKING:
     _Base = Worker
@@ -56,6 +57,7 @@ class RoleWorkerMixin(_Base):
         self.afd_config = self._read_config(vllm_config)
         check_vllm_config(vllm_config, self.afd_config)
         self.link_settings = LinkSettings.from_env()
+        request_short_slice()
         super().__init__(vllm_config, *args, **kwargs)
         self.units: tuple[BoundUnit, ...] = ()
         self.control: Control | None = None
@@ -97,7 +99,9 @@ class RoleWorkerMixin(_Base):
 
     @property
     def member_index(self) -> int:
-        """The lane or group of this process."""
+        """The lane, group or shard of this process."""
+        if self.afd_config.members > 1:
+            return self.afd_config.member
         return self._world_rank // self._member_ranks
 
     @property

@@ -138,7 +138,7 @@ def serving(topology: Topology = Topology(), settings: LinkSettings = FAST) -> I
     """A service that has passed READY."""
     with meeting(topology, settings) as service:
         waiting = [service.start_group(0)]
-        waiting += [service.start_group(group) for group in range(1, topology.ffn_dp)]
+        waiting += [service.start_group(group) for group in range(1, topology.ffn_members)]
         waiting += [service.start_lane(lane) for lane in range(topology.attention_dp)]
         for result in waiting:
             result.result(PATIENCE_S)

@@ -115,3 +115,23 @@ def test_a_row_of_the_exchange_compares_both_ways_with_a_copy_one_way() -> None:
 def test_names_of_folders_stay_out_of_the_evidence() -> None:
     setup = exchange_bench.Setup("nccl-group", environment={"NCCL_DEBUG_FILE": "/a/b", "NCCL_DEBUG": "INFO"})
     assert exchange_bench.described(setup)["environment"] == {"NCCL_DEBUG": "INFO"}
+
+
+def test_what_may_differ_from_native_is_judged_within_its_spread_and_nothing_else() -> None:
+    agreements = [{"largest_first_difference": 0.25}]
+    base = {"agreements": agreements, "exact": False, "tolerance": 0.5}
+    split = {"attention": {"device_steps": {"eager": [3, 3], "replayed": [0, 0]}}}
+    whole = {"attention": {"device_steps": {"eager": [3], "replayed": [0]}}}
+    assert not parity.as_promised({"case": "qwen3-moe-graph-gate-ffn", **base, **whole})
+    assert parity.as_promised({"case": "qwen3-moe-graph-gate-ffn-dbo", **base, **split})
+    assert parity.as_promised({"case": "qwen3-moe-graph-gate-ffn-shards2", **base, **whole})
+    assert not parity.as_promised({"case": "x-shards2", **base, **whole, "tolerance": 0.1})
+    assert not parity.as_promised({"case": "x-engines2", **base, **whole})
+    never_split = {"attention": {"device_steps": {"eager": [3, 0], "replayed": [9, 0]}}}
+    assert not parity.as_promised({"case": "x-dbo", **base, **never_split})
+    assert not parity.as_promised({"case": "x-shards2", "error": "it did not start", "exact": False})
+
+
+def test_layouts_without_a_common_world_are_among_the_cells() -> None:
+    names = [case.name for case in parity.chosen("apart")]
+    assert sum("-engines2" in name for name in names) == sum("-shards2" in name for name in names) == 4
