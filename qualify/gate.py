@@ -61,9 +61,14 @@ class Gate:
         if faults:
             raise Refused("FREEZE_IDENTITY is BLOCKED:\n  " + "\n  ".join(faults))
 
-    def run(self) -> None:
-        """Run every part that has no PASS yet, in order; Refused at the first that does not pass."""
-        chain = parts(self.cell, self.profile)
+    def run(self, only: str = "") -> None:
+        """Run every part that has no PASS yet, in order; Refused at the first that does not pass.
+
+        `only` names the one session that is run, without those that a chain demands before it.
+        """
+        chain = [part for part in parts(self.cell, self.profile) if only in ("", part.session)]
+        if not chain:
+            raise Refused(f"a chain on {self.cell.name} has no session {only}")
         done = {
             entry.key
             for entry in verify.of(ledger.read(self.cell.name, self.directory), self.binding, self.profile)
@@ -206,7 +211,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cell", required=True, help="a cell of containers/cells.toml")
     parser.add_argument("--profile", choices=[p.value for p in Profile], default=Profile.QUALIFYING.value)
     parser.add_argument("--evidence", type=Path, default=ledger.DIRECTORY, help="another ledger directory")
+    parser.add_argument("--only", default="", help="one session alone; needs another --evidence directory")
     chosen = parser.parse_args(arguments)
+    if chosen.only and chosen.evidence.resolve() == ledger.DIRECTORY.resolve():
+        parser.error("--only makes no evidence: give it another --evidence directory")
     profile, started = Profile(chosen.profile), time.monotonic()
     try:
         cell = load(chosen.cell)
@@ -215,7 +223,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         binding = identity.bind(cell, seen)
         gate = Gate(cell, profile, binding, known_sessions(), directory=chosen.evidence)
         gate.open(faults)
-        gate.run()
+        gate.run(chosen.only)
+        if chosen.only:
+            return 0
         verdict = verify.verify(cell, binding, profile, directory=chosen.evidence)
     except (CellError, LedgerError, CommandError) as error:
         print(f"gate: {error}", file=sys.stderr)
