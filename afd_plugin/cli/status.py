@@ -34,6 +34,7 @@ class Row:
         steps, tokens, exchanges: Totals since its start.
         exchange_ms: Attention: mean host time of an exchange; FFN: mean compute time of one.
         peers: Neighbours that are up, of all known.
+        restarts: FFN: how often it was started again; attention: how often it has met a new FFN.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Row:
     exchanges: int = 0
     exchange_ms: float = 0.0
     peers: str = ""
+    restarts: int = 0
     problem: str = field(default="", repr=False)
 
 
@@ -74,7 +76,7 @@ def local_rows(temporary: Path) -> Iterator[Row]:
                 continue
             for name, child in state["children"].items():
                 url = child.get("url") or child.get("status") or ""
-                yield Row(name, url, child["pid"], child["phase"])
+                yield Row(name, url, child["pid"], child["phase"], restarts=child.get("restarts", 0))
 
 
 def ask(row: Row) -> None:
@@ -102,6 +104,8 @@ def digest(row: Row, text: str) -> None:
                 row.tokens += int(sample.value)
             elif sample.name == "afd:exchanges_total":
                 row.exchanges += int(sample.value)
+            elif sample.name == "afd:reconnects_total":
+                row.restarts = max(row.restarts, int(sample.value))
             elif sample.name in ("afd:exchange_seconds_total", "afd:compute_seconds_total"):
                 seconds += sample.value
             elif sample.name == "afd:peer_up":
@@ -113,9 +117,15 @@ def digest(row: Row, text: str) -> None:
 
 def table(rows: Iterable[Row]) -> str:
     """Aligned text, one line per process."""
-    cells = [("process", "phase", "well", "steps", "tokens", "ms/exchange", "peers", "endpoint")]
+    cells = [("process", "phase", "well", "steps", "tokens", "ms/exchange", "peers", "restarts", "endpoint")]
     for row in rows:
-        numbers = (str(row.steps), str(row.tokens), f"{row.exchange_ms:.3f}", row.peers or "-")
+        numbers = (
+            str(row.steps),
+            str(row.tokens),
+            f"{row.exchange_ms:.3f}",
+            row.peers or "-",
+            str(row.restarts),
+        )
         cells.append((row.name, row.phase, "yes" if row.well else "NO", *numbers, row.url or row.problem))
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     return "\n".join(
