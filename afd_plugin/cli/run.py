@@ -142,10 +142,17 @@ def _with_connector(options: LaunchOptions, shared: bool) -> LaunchOptions:
 
 
 def _check_restart(options: LaunchOptions) -> None:
-    if options.link.ffn_restart_window_s and (options.device != "cpu" or options.afd.microbatches > 1):
+    if not options.link.ffn_restart_window_s:
+        return
+    if options.device != "cpu" or options.afd.microbatches > 1:
         raise ConfigRefused(
             "--ffn-restart-window holds the steps of the CPU lane in one stage; on GPUs, and with microbatches, a step "
             "that lost its FFN cannot go on. Drop the option."
+        )
+    if options.afd.topology.ffn_shards > 1 or options.afd.topology.independent_lanes:
+        raise ConfigRefused(
+            "--ffn-restart-window holds steps that all lanes and the one FFN run together; with FFN shards or "
+            "independent engines they do not. Drop the option."
         )
 
 

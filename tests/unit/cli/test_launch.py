@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from afd_plugin.cli.devices import (
 )
 from afd_plugin.cli.launch import attention_child, ffn_children, role_environment
 from afd_plugin.cli.options import LaunchOptions
+from afd_plugin.cli.run import run_attention, run_ffn, run_serve
 from afd_plugin.config import AFDConfig, LinkSettings, Role
 from afd_plugin.errors import ConfigRefused
 from afd_plugin.topology import Topology
@@ -146,3 +148,35 @@ def test_the_drivers_table_is_parsed_and_the_users_choice_honoured() -> None:
 def test_every_process_gets_a_thread() -> None:
     assert threads_per_process(2, 4) == 1
     assert threads_per_process(9, 2) == 4
+
+
+def test_a_restart_window_gives_the_only_ffn_child_a_policy_and_steps_a_longer_bound() -> None:
+    link = replace(LINK, ffn_restart_window_s=45.0)
+    launch = replace(options(Topology(attention_dp=2, ffn_tp=2)), link=link)
+    env = role_environment(launch, {}, link, cores=2, processes=2)
+    assert env["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] == "345"
+    (ffn,) = ffn_children(launch, env, None, master_port=4001)
+    assert ffn.restart is not None
+    assert (ffn.restart.window, ffn.restart.env) == (45.0, {"AFD_RENDEZVOUS_TIMEOUT": "45.0"})
+    assert attention_child(launch, env, None).restart is None
+    (never,) = ffn_children(options(), LINK.to_env(), None, master_port=4001)
+    assert never.restart is None
+    assert "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS" not in role_environment(options(), {}, LINK, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": "cuda"},
+        {"afd": AFDConfig(Role.ATTENTION, microbatches=2)},
+        {"afd": AFDConfig(Role.ATTENTION, Topology(ffn_shards=2))},
+        {"afd": AFDConfig(Role.ATTENTION, Topology(attention_dp=2, independent_lanes=True))},
+    ],
+)
+def test_a_restart_window_where_no_step_could_go_on_is_refused_before_anything_starts(
+    changes: dict[str, Any],
+) -> None:
+    launch = replace(options(), link=replace(LINK, ffn_restart_window_s=45.0), **changes)
+    for run in (run_serve, run_attention, run_ffn):
+        with pytest.raises(ConfigRefused, match="--ffn-restart-window"):
+            run(launch)

@@ -72,6 +72,14 @@ def test_a_time_bound_that_is_no_bound_is_refused(raw: str) -> None:
         LinkSettings.from_env({"AFD_FAILURE_TIMEOUT": raw})
 
 
+def test_the_restart_window_may_be_off() -> None:
+    assert LinkSettings.from_env({"AFD_FFN_RESTART_WINDOW": "0"}).ffn_restart_window_s == 0
+    assert LinkSettings.from_env({"AFD_FFN_RESTART_WINDOW": "60"}).ffn_restart_window_s == 60
+    for raw in ("-1", "inf", "soon"):
+        with pytest.raises(ConfigRefused, match="AFD_FFN_RESTART_WINDOW"):
+            LinkSettings.from_env({"AFD_FFN_RESTART_WINDOW": raw})
+
+
 def test_importing_the_package_and_its_core_loads_nothing_heavy() -> None:
     program = (
         "import sys, afd_plugin, afd_plugin.config, afd_plugin.topology, afd_plugin.plan, afd_plugin.seams;"

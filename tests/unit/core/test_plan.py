@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,16 @@ def plan(*tokens: tuple[int, ...]) -> StepPlan:
 def test_the_schedule_runs_unit_by_unit_and_stage_by_stage() -> None:
     order = list(schedule(plan((4, 3)), UNITS))
     assert order == [Exchange(7, unit, stage) for unit in range(3) for stage in range(2)]
+
+
+def test_a_resumed_plan_leaves_out_what_was_answered() -> None:
+    whole = list(schedule(plan((4,)), UNITS))
+    assert list(schedule(replace(plan((4,)), resume=2), UNITS)) == whole[2:]
+    with pytest.raises(ValueError, match="resumes at exchange 3 of 3"):
+        list(schedule(replace(plan((4,)), resume=3), UNITS))
+    for wrong in (replace(plan((4, 3)), resume=1), replace(plan((4,)), resume=1, graph=True)):
+        with pytest.raises(ValueError, match="not layer by layer"):
+            wrong.check(lanes=1, max_tokens=8)
 
 
 def test_equal_sums_are_different_plans() -> None:
