@@ -43,10 +43,10 @@ class Mix:
 MIXES: Mapping[str, Mix] = {
     QWEN3_MOE.name: Mix(
         (
-            Part(Task.ADD, (3,), 450),
-            Part(Task.SORT, (6, 7, 8), 400),
-            Part(Task.COPY, (8, 16, 24), 250),
-            Part(Task.LOOK, (2, 3, 4), 300),
+            Part(Task.ADD, (3,), 500),
+            Part(Task.SORT, (7, 8), 450),
+            Part(Task.COPY, (8, 16, 24), 200),
+            Part(Task.LOOK, (2, 3, 4), 250),
         ),
         (Part(Task.ADD, (3,), 100), Part(Task.LOOK, (3, 4), 100)),
     ),
