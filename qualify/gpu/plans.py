@@ -50,8 +50,22 @@ PLANS: Mapping[str, Plan] = {
     # what it costs, and where each microsecond goes
     "one-gpu-speed": Plan(
         "h200x1",
-        (Stage(("exchange",), 20), Stage(("timeline",), 130), Stage(("bench",), 380)),
+        (
+            Stage(("exchange",), 30),
+            Stage(("timeline",), 150, {"switches": ["shared-on-attention"]}),
+            Stage(("bench",), 290),
+        ),
     ),
+    # a lever against the plain run, after the timeline has said which
+    "one-gpu-lever": Plan(
+        "h200x1",
+        (
+            Stage(("timeline",), 150, {"switches": ["shared-in-line"]}),
+            Stage(("bench",), 290, {"switches": ["shared-on-attention"]}),
+        ),
+    ),
+    # against native in vLLM's default compile and graph mode, whose compilation takes its time
+    "one-gpu-default": Plan("h200x1", (Stage(("bench",), 420, {"native_default_mode": True, "repeats": 5}),)),
     # the long stretch without a request, alone in its command
     "one-gpu-idle": Plan("h200x1", (Stage(("serving",), 720, {"idle_s": 610}),)),
     # issue 7 in one command

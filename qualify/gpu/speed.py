@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """TPOT of native engines and AFD side by side: DeepSeek-V2-Lite's shape with random weights, interleaved.
 
-On one GPU: two natives (their spread bounds what may be claimed), AFD, and native in vLLM's default compile and graph
-mode. On two: native on one, native with TP2 on both, AFD with each connector.
+On one GPU three engines fit: two natives (their spread bounds what may be claimed) and AFD; or, with the setting
+`native_default_mode`, one native, native in vLLM's default compile and graph mode, and AFD. The setting `switches`
+names levers (:mod:`qualify.gpu.switches`), and AFD with the first of them takes the second native's place. On two GPUs:
+native on one, native with TP2 on both, AFD with each connector.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 from qualify.gpu.engines import TWO_GPUS, VISIBLE, Engine, native, pair, role_report, wait_all
 from qualify.gpu.host import START_S, Host
+from qualify.gpu.switches import chosen
 from qualify.gpu.workloads import V2_LITE, bench_prompts
 
 BATCHES = (1, 32, 128, 256, 512)
@@ -56,10 +59,24 @@ def start(host: Host, batches: Sequence[int]) -> list[Engine]:
     try:
         if host.gpus == 1:
             engines.append(native(NATIVE, folder, graph, host.logs))
-            engines.append(native(AGAIN, folder, graph, host.logs))
             engines.append(pair("afd", folder, graph, host.logs))
-            if host.setting("native_default_mode", True):
+            levers = list(chosen(host.setting("switches", [])[:1]).items())
+            if host.setting("native_default_mode", False):
                 engines.append(native("native-default", folder, default, host.logs))
+            elif levers:
+                ((name, switch),) = levers
+                engines.append(
+                    pair(
+                        f"afd-{name}",
+                        folder,
+                        graph,
+                        host.logs,
+                        environment=switch.environment,
+                        **switch.options,
+                    )
+                )
+            else:
+                engines.append(native(AGAIN, folder, graph, host.logs))
             return engines
         first = {VISIBLE: "0"}
         engines.append(native(NATIVE, folder, graph, host.logs, first))
@@ -149,12 +166,12 @@ def ratios(results: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[int, di
     """Every engine over native by medians, and the native-against-native spread that bounds what may be claimed."""
     found: dict[int, dict[str, float]] = {}
     for batch, values in results.get(NATIVE, {}).items():
-        both = [*values, *results[AGAIN][batch]]
+        again = results.get(AGAIN, {}).get(batch, [])
+        both = [*values, *again]
         base = statistics.median(both)
-        row = {
-            "native_b_over_a": round(statistics.median(results[AGAIN][batch]) / statistics.median(values), 3),
-            "native_spread": round(max(both) / min(both), 3),
-        }
+        row = {"native_spread": round(max(both) / min(both), 3)}
+        if again:
+            row["native_b_over_a"] = round(statistics.median(again) / statistics.median(values), 3)
         for name, by in results.items():
             if name in (NATIVE, AGAIN) or batch not in by:
                 continue

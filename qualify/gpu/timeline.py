@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a decode step's time goes: vLLM's own profiler in both roles while graphs replay, and in a native engine.
 
-The setting `switches` names environments to compare with the plain run, for example `{"shared": {"AFD_X": "1"}}`: a
-lever is a switch of the code, and its effect is read here before anything is claimed for it.
+The setting `switches` names levers of :mod:`qualify.gpu.switches` to compare with the plain run; each is a pair of its
+own, and one GPU holds the native engine and two pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from qualify.gpu import trace
 from qualify.gpu.engines import Engine, native, pair, wait_all
 from qualify.gpu.host import START_S, Host
 from qualify.gpu.speed import arguments, shape_folder
+from qualify.gpu.switches import Switch, chosen
 from qualify.gpu.workloads import V2_LITE, bench_prompts
 
 STEPS = (4, 12)
@@ -29,8 +30,8 @@ def profiler(folder: Path) -> dict[str, Any]:
 
 def timeline(host: Host) -> dict[str, Any]:
     """Per batch: the parts of a layer for AFD (and for each switch), and the same kernels' time natively."""
-    folder, graph = shape_folder(host.logs), arguments(BATCHES)
-    switches: Mapping[str, Mapping[str, str]] = {"plain": {}, **host.setting("switches", {})}
+    folder, graph = shape_folder(host.logs), {**arguments(BATCHES), "kv_cache_memory_bytes": 2 << 30}
+    switches = {"plain": Switch("as it is"), **chosen(host.setting("switches", ["shared-on-attention"]))}
     names = ["native", *switches]
     traces = {name: host.logs / f"trace-{name}" for name in names}
     for path in traces.values():
@@ -42,9 +43,18 @@ def timeline(host: Host) -> dict[str, Any]:
                 "timeline-native", folder, {**graph, "profiler_config": profiler(traces["native"])}, host.logs
             )
         )
-        for name, environment in switches.items():
+        for name, switch in switches.items():
             configured = {**graph, "profiler_config": profiler(traces[name])}
-            engines.append(pair(f"timeline-{name}", folder, configured, host.logs, environment=environment))
+            engines.append(
+                pair(
+                    f"timeline-{name}",
+                    folder,
+                    configured,
+                    host.logs,
+                    environment=switch.environment,
+                    **switch.options,
+                )
+            )
         wait_all(engines, max(1.0, min(START_S, host.left())))
         outcome: dict[str, Any] = {}
         for batch in host.setting("batches", list(BATCHES)):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qualify.gpu import __main__ as command
-from qualify.gpu import clients, exchange_bench, parity, parts
+from qualify.gpu import clients, engines, exchange_bench, parity, parts, speed, switches
 from qualify.gpu.__main__ import Recorder
 from qualify.gpu.cell import CELLS
 from qualify.gpu.host import Host
@@ -135,3 +136,19 @@ def test_what_may_differ_from_native_is_judged_within_its_spread_and_nothing_els
 def test_layouts_without_a_common_world_are_among_the_cells() -> None:
     names = [case.name for case in parity.chosen("apart")]
     assert sum("-engines2" in name for name in names) == sum("-shards2" in name for name in names) == 4
+
+
+def test_every_lever_says_what_is_expected_and_is_an_argument_that_exists() -> None:
+    known = set(inspect.signature(engines.pair).parameters)
+    for switch in switches.SWITCHES.values():
+        assert len(switch.expectation) > 20
+        assert set(switch.options) <= known
+        assert switch.options or switch.environment
+    with pytest.raises(KeyError):
+        switches.chosen(["faster"])
+
+
+def test_a_comparison_without_a_second_native_claims_no_spread_between_two() -> None:
+    row = speed.ratios({"native-a": {1: [2.0, 2.2]}, "afd": {1: [3.0]}, "native-default": {1: [1.5]}})[1]
+    assert "native_b_over_a" not in row
+    assert row["afd_over_native-default"] == 2.0
