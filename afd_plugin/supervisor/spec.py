@@ -128,18 +128,24 @@ def choose_cause(faults: tuple[Fault, ...]) -> Fault | None:
 
     Faults arrive in the order in which they were noticed, and one fault makes others: inside a child the
     processes above a failed worker fail in turn, and the peer of a process that died reports a lost peer.
-    So of each child only the first fault with a sentence of its own counts (a bare death only without
-    one). Among children a refusal explains everything else; then a fault of a process's own; then a
+    So of each child only the first fault with a sentence of its own counts; that its engine has failed says
+    no more than to look elsewhere, and a bare death less, whichever of its processes was heard first. Among
+    children a refusal explains everything else; then a fault of a process's own; then a
     rendezvous that timed out; a lost peer explains the least.
     """
     first: dict[str, tuple[int, Fault]] = {}
     for index, fault in enumerate(faults):
         known = first.get(fault.child)
-        if known is None or (known[1].error == "child-died" != fault.error):
+        if known is None or _telling(fault) > _telling(known[1]):
             first[fault.child] = (index, fault)
     rank = {_REFUSED: 0, _TIMEOUT: 2, _PEER: 3}
     ordered = sorted(first.values(), key=lambda item: (rank.get(item[1].exit_code, 1), item[0]))
     return ordered[0][1] if ordered else None
+
+
+def _telling(fault: Fault) -> int:
+    """How much a fault says about its child: a death, that vLLM's engine failed, or what made it fail."""
+    return {"child-died": 0, "engine-failed": 1}.get(fault.error, 2)
 
 
 def describe_exit(name: str, returncode: int) -> str:

@@ -33,11 +33,11 @@ from tests.e2e.services import afd_attention, flags, running
 from tests.e2e.teardown import marked, nothing_left
 from tests.e2e.test_topologies import TOKENS, lane, options
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 MODEL = "deepseek-v2"
 ENGINE = EngineArguments()
-WINDOW_S = 90.0
+WINDOW_S = 120.0
 UNITS = 3
 """Exchanges of a step of this model."""
 

@@ -14,6 +14,9 @@ LATE = Fault("ffn-0", "rendezvous-timeout", "Lane 0 is missing.", 4)
 OWN = Fault("ffn-0", "RuntimeError", "layer 3 failed", 1)
 ABOVE = Fault("ffn-0", "RuntimeError", "Engine core initialization failed.", 1)
 
+ENGINE = Fault("attention-0", "engine-failed", "vLLM's engine ended although nobody asked for it.", 1)
+DIED_TOO = Fault("attention-0", "child-died", "attention-0 exited with code 1.", 1)
+
 
 @pytest.mark.parametrize(
     ("faults", "expected"),
@@ -28,6 +31,10 @@ ABOVE = Fault("ffn-0", "RuntimeError", "Engine core initialization failed.", 1)
         ((LOST, OWN, DIED), OWN),
         ((LATE, ABOVE, DIED), LATE),
         ((LOST, LATE, ABOVE), LATE),
+        ((ENGINE, LOST), LOST),
+        ((LOST, ENGINE), LOST),
+        ((DIED_TOO, ENGINE), ENGINE),
+        ((ENGINE, DIED_TOO), ENGINE),
     ],
 )
 def test_the_cause_is_the_fault_that_explains_the_others(
