@@ -187,6 +187,12 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def cases(session: nox.Session) -> None:
+    """Renew the lists of test cases that the gate demands (`qualify/cases/`) from what pytest collects now."""
+    Cell(session).python("-m", "qualify.expected", *session.posargs)
+
+
+@nox.session(default=False)
 def final_audit(session: nox.Session) -> None:
     """Every record that a chain must have is there, for exactly this revision, cell, lock and environment."""
     Cell(session).python("-m", "qualify.final_audit", *session.posargs)

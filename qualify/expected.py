@@ -30,6 +30,8 @@ SUITES = {
     "e2e_all": ("tests/e2e", *ALL),
     "gpu_e2e": ("tests/gpu_e2e",),
     "gpu_e2e_all": ("tests/gpu_e2e", *ALL),
+    "gpu_e2e_x2": ("tests/gpu_e2e", "--gpus=2"),
+    "gpu_e2e_x2_all": ("tests/gpu_e2e", "--gpus=2", *ALL),
 }
 """What pytest is given for each suite; `_all` is the full scope that the qualifying chain runs."""
 
@@ -115,7 +117,7 @@ def complaints(run: Run, expected: Cases) -> tuple[str, ...]:
         if have < want:
             said.append(f"{name}: {want} cases are expected, {have} were collected")
         elif have > want:
-            said.append(f"{name}: {have} cases, the list has {want} (`python -m qualify.expected` renews it)")
+            said.append(f"{name}: {have} cases, the list has {want} (`nox -s cases` renews it)")
     for case in sorted(run.collected):
         outcome = run.outcomes.get(case, "not run")
         if outcome != "passed":
@@ -157,7 +159,7 @@ def check_list(suite: str, root: Path = ROOT) -> tuple[str, ...]:
     """What is wrong with a suite's list itself: missing, empty, or shorter than it was without a reason."""
     cases = listed(suite, root)
     if not cases:
-        return (f"{DIRECTORY}/{suite}.txt names no case: `python -m qualify.expected` writes it",)
+        return (f"{DIRECTORY}/{suite}.txt names no case: `nox -s cases` writes it",)
     path = root / DIRECTORY / RETIRED
     retired = path.read_text(encoding="utf-8") if path.is_file() else ""
     return shrunken(cases, released(suite, root), retired)
