@@ -54,11 +54,13 @@ def parts(cell: Cell, profile: Profile) -> tuple[Part, ...]:
     static = Phase.STATIC_AND_UNIT_GATE
     where = ("--cell", cell.name)
     e2e = "e2e" if cell.devices == 0 else "gpu_e2e"
+    suite = e2e if cell.devices < 2 else f"{e2e}_x{cell.devices}"
+    on = where if cell.devices else ()
     if profile is Profile.LANDING:
-        runs: tuple[Part, ...] = (Part(e2e, Phase.BASIC_E2E_GATE, e2e),)
+        runs: tuple[Part, ...] = (Part(e2e, Phase.BASIC_E2E_GATE, suite, arguments=on),)
     else:
         shards = ("1/3", "2/3", "3/3")
-        runs = tuple(Part(e2e, Phase.BASIC_E2E_GATE, f"{e2e}_all", shard, ("all",)) for shard in shards)
+        runs = tuple(Part(e2e, Phase.BASIC_E2E_GATE, f"{suite}_all", shard, ("all", *on)) for shard in shards)
     return (
         Part("lint", static),
         Part("typecheck", static),
