@@ -83,7 +83,9 @@ class Zygote:
         self.python.chmod(0o755)
         command = [sys.executable, "-m", "tests.e2e.zygote", str(address), str(self.python), *self._preloaded]
         root = Path(__file__).parents[2]
-        self._process = subprocess.Popen(command, env=self._environment, cwd=root, stdin=subprocess.DEVNULL)
+        # pyarrow, which transformers imports where it is installed, would start a thread of its allocator
+        quiet = {**self._environment, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+        self._process = subprocess.Popen(command, env=quiet, cwd=root, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not address.exists():
             if self._process.poll() is not None:
