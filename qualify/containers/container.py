@@ -15,16 +15,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO
 
 import psutil
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 
 from qualify.containers.engine import Engine, EngineError
-
-if TYPE_CHECKING:
-    from docker.types.daemon import CancellableStream
 
 DRIVER = "org.afd-plugin.driver"
 USER = "afd"
@@ -104,7 +101,7 @@ def run(engine: Engine, job: Job, out: BinaryIO | None = None) -> int:
     sink = out or sys.stdout.buffer
     with living(engine, job) as made:
         # attached before the start: nothing is lost, be the command ever so short
-        with contextlib.closing(cast("CancellableStream[bytes]", made.attach(stream=True))) as blocks:
+        with contextlib.closing(made.attach(stream=True)) as blocks:
             made.start()
             for block in blocks:
                 sink.write(block)
