@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, LinkSettings, Role
+from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, LinkSettings, Role, SharedPlacement
 from afd_plugin.demo.engine import CPU_ENVIRONMENT, EngineArguments
 from afd_plugin.demo.native import ONE_AT_A_TIME, BatchPlan, command
 from afd_plugin.demo.records import Record, read_record
@@ -41,6 +41,7 @@ class Case:
     model: Path
     gate: GatePlacement = GatePlacement.FFN
     dense: DensePlacement = DensePlacement.ATTENTION
+    shared: SharedPlacement = SharedPlacement.FFN
     topology: Topology = field(default_factory=Topology)
     engine: EngineArguments = field(default_factory=EngineArguments)
     plan: BatchPlan = ONE_AT_A_TIME
@@ -49,7 +50,7 @@ class Case:
 
     def config(self, role: Role) -> AFDConfig:
         """The AFD configuration of one role."""
-        return AFDConfig(role, topology=self.topology, gate=self.gate, dense=self.dense)
+        return AFDConfig(role, topology=self.topology, gate=self.gate, dense=self.dense, shared=self.shared)
 
 
 @dataclass(frozen=True)

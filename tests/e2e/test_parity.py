@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from afd_plugin.config import DensePlacement, GatePlacement
+from afd_plugin.config import DensePlacement, GatePlacement, SharedPlacement
 from afd_plugin.demo import parity
 from afd_plugin.demo.checkpoints import INDEX_NAME
 from afd_plugin.demo.native import reference
@@ -40,6 +40,30 @@ def test_tokens_and_logprobs_are_native_to_the_bit_and_every_role_owns_its_half(
     assert (found.logprob_entries, found.bitwise_equal) == (ENTRIES, ENTRIES)
     check_steps(outcome)
     check_weights(case.model, outcome, gate)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek-v2",
+        pytest.param("deepseek-v3", marks=pytest.mark.full),
+        pytest.param("qwen3-moe", marks=pytest.mark.full),
+    ],
+)
+def test_shared_experts_beside_the_exchange_are_native_to_the_bit(
+    name: str, python: Path, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """Attention holds and reads them, the FFN neither; a model without any is served all the same."""
+    case = Case(checkpoints[name], shared=SharedPlacement.ATTENTION)
+    outcome = run_case(python, case, tmp_path)
+    found = parity.compare(reference(case.model, case.engine, python=python), outcome.record)
+    assert (found.logprob_entries, found.bitwise_equal) == (ENTRIES, ENTRIES)
+    check_steps(outcome)
+    read = {report["role"]: names_read(report) for report in (outcome.attention, outcome.ffn)}
+    shared = {name for names in read.values() for name in names if "shared_expert" in name}
+    assert bool(shared) == (name != "qwen3-moe")
+    assert shared <= read["attention"]
+    assert not shared & read["ffn"]
 
 
 def check_steps(outcome: Outcome) -> None:
