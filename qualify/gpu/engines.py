@@ -24,16 +24,19 @@ from qualify.gpu.engine_child import MARK
 ENVIRONMENT: Mapping[str, str] = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
+    "NCCL_NVLS_ENABLE": "0",
     "PYTHONHASHSEED": "0",
     "PYTHONUNBUFFERED": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
-"""Of every process of a comparison. The sampler of FlashInfer would compile itself for minutes on a fresh
-host.
+"""Of every process of a comparison. The sampler of FlashInfer would compile itself for minutes on a fresh host. NVLink
+multicast is left off everywhere: a process that dies with it can take a host's GPUs along.
 """
 
 
@@ -217,6 +220,7 @@ def service(
     shards: int = 1,
     lanes: int = 1,
     shared: str = "ffn",
+    attention_tp: int = 1,
 ) -> list[Engine]:
     """``lanes`` attention engines of their own and ``shards`` FFN processes; the first engine's close ends the FFN.
 
@@ -230,7 +234,7 @@ def service(
     reports.mkdir(exist_ok=True)
     link = {"AFD_TOKEN": secrets.token_hex(16), "AFD_ROLE_REPORT_DIR": str(reports), **(environment or {})}
     afd: dict[str, Any] = {"gate": gate, "dense": dense, "connector": connector, "microbatches": microbatches}
-    afd["shared"] = shared
+    afd |= {"shared": shared, "attention_tp": attention_tp}
     if shards > 1:
         afd["ffn_shards"] = shards
     if lanes > 1:
@@ -244,6 +248,7 @@ def service(
                 "model": str(model),
                 "distributed_executor_backend": "mp",
                 **engine,
+                "tensor_parallel_size": attention_tp,
                 "worker_cls": f"afd_plugin.v1.worker.{module}.{prefix}AttentionWorker",
                 "additional_config": {"afd": {"role": "attention", "member": lane, **afd}},
             },

@@ -31,25 +31,44 @@ class ParityCase:
     lanes: int = 1
     """Attention engines of their own that share the FFN; each is asked everything."""
 
+    attention_tp: int = 1
+    """Above 1 on two GPUs, with the FFN on the first of them; the reference has the same TP."""
+
+    @property
+    def reference(self) -> tuple[str, str, int]:
+        """Model, mode and tensor-parallel size of the native engine that it is compared with."""
+        return self.model, self.mode, self.attention_tp
+
+    @property
+    def visible(self) -> tuple[str, str] | None:
+        """The GPUs of attention and of the FFN; None shares what there is."""
+        if self.attention_tp > 1:
+            return "0,1", "0"
+        return TWO_GPUS if self.two_gpus else None
+
     @property
     def name(self) -> str:
         name = f"{self.model}-{self.mode}-gate-{self.gate}"
         name += "" if self.dense == "attention" else "-dense-ffn"
         name += f"-shards{self.shards}" if self.shards > 1 else ""
         name += f"-engines{self.lanes}" if self.lanes > 1 else ""
-        if self.two_gpus:
+        name += f"-attention-tp{self.attention_tp}" if self.attention_tp > 1 else ""
+        if self.two_gpus and self.attention_tp == 1:
             name += "-nccl" if self.connector == "P2pNcclAFDConnector" else "-nvlink"
         return name if self.microbatches == 1 else f"{name}-dbo"
 
 
-NVLINK_CASES: tuple[ParityCase, ...] = tuple(
+_LINKED: tuple[ParityCase, ...] = tuple(
     ParityCase(model, mode, gate, microbatches=stages, connector=connector, two_gpus=True)
     for connector in ("P2pNcclAFDConnector", "CudaIpcAFDConnector")
     for model, gate in (("deepseek-v2", "ffn"), ("qwen3-moe", "attention"))
     for mode in ("eager", "graph")
     for stages in (1, 2)
 )
-"""Two GPUs: both connectors, MLA and Qwen3-MoE, both modes, without and with microbatches."""
+NVLINK_CASES = (*_LINKED, ParityCase("qwen3-moe", "graph", two_gpus=True, attention_tp=2))
+"""Two GPUs: both connectors, MLA and Qwen3-MoE, both modes, without and with microbatches; then attention with TP2 and
+the FFN sharing one of its GPUs.
+"""
 
 REPAIRED_CASES: tuple[ParityCase, ...] = tuple(
     ParityCase(model, mode, gate, microbatches=2)
@@ -84,7 +103,7 @@ def parity(host: Host) -> dict[str, Any]:
 
     cases = chosen(host.setting("cases", []))
     models = {case.model: make(case.model) for case in cases}
-    references = sorted({(case.model, case.mode) for case in cases})
+    references = sorted({case.reference for case in cases})
     workers = host.setting("workers", 4)
     with ThreadPoolExecutor(workers) as pool:
         # in this order, so that no case waits for a reference that has no thread
@@ -94,10 +113,10 @@ def parity(host: Host) -> dict[str, Any]:
     return {
         "prompts": len(parity_prompts()),
         "native_against_itself": {
-            "-".join(key): asdict(compare(*runs[:2])) for key, runs in native_runs.items()
+            _label(key): asdict(compare(*runs[:2])) for key, runs in native_runs.items()
         },
         "native_in_other_batches": {
-            "-".join(key): asdict(compare(runs[0], runs[2])) for key, runs in native_runs.items()
+            _label(key): asdict(compare(runs[0], runs[2])) for key, runs in native_runs.items()
         },
         "cases": outcomes,
         "passed": all(map(as_promised, outcomes)),
@@ -120,10 +139,11 @@ def chosen(setting: str | Sequence[Mapping[str, Any]]) -> list[ParityCase]:
 
 
 def as_promised(outcome: Mapping[str, Any]) -> bool:
-    """Exact, but where kernels see other sizes than native's (a split batch) or partial outputs are added (shards):
-    there within what sizes change natively.
+    """Exact, but where kernels see other sizes than native's (a split batch), partial outputs are added (shards), or
+    native would have sliced the experts, too (attention's TP): there within what sizes change natively.
     """
-    split, sharded = outcome["case"].endswith("-dbo"), "-shards" in outcome["case"]
+    split = outcome["case"].endswith("-dbo")
+    sharded = "-shards" in outcome["case"] or "-attention-tp" in outcome["case"]
     if not (split or sharded) or "agreements" not in outcome:
         return bool(outcome.get("exact"))
     steps = outcome["attention"]["device_steps"]
@@ -139,8 +159,13 @@ def requests() -> dict[str, Any]:
     return {"prompts": prompts, "lengths": lengths, "logprobs": LOGPROBS}
 
 
-def _native_rows(host: Host, model: Path, name: str, mode: str) -> list[Any]:
-    with native(f"native-{name}-{mode}", model, {**PARITY_ENGINE, **MODES[mode]}, host.logs) as engine:
+def _label(key: tuple[str, str, int]) -> str:
+    return f"{key[0]}-{key[1]}" if key[2] == 1 else f"{key[0]}-{key[1]}-tp{key[2]}"
+
+
+def _native_rows(host: Host, model: Path, name: str, mode: str, ranks: int) -> list[Any]:
+    arguments = {**PARITY_ENGINE, **MODES[mode], "tensor_parallel_size": ranks}
+    with native(f"native-{_label((name, mode, ranks))}", model, arguments, host.logs) as engine:
         engine.receive(max(1.0, min(START_S, host.left())))
         runs = [engine.ask(min(RUN_S, host.left()), "generate", **requests()) for _ in range(2)]
         # the same prompts in other company: what batch sizes alone change, natively
@@ -153,7 +178,7 @@ def _native_rows(host: Host, model: Path, name: str, mode: str) -> list[Any]:
 
 
 def _case(
-    host: Host, model: Path, case: ParityCase, references: Mapping[tuple[str, str], Future[list[Any]]]
+    host: Host, model: Path, case: ParityCase, references: Mapping[tuple[str, str, int], Future[list[Any]]]
 ) -> dict[str, Any]:
     outcome: dict[str, Any] = {"case": case.name}
     if host.left() < 45:
@@ -162,7 +187,7 @@ def _case(
         engines = service(
             case.name, model, {**PARITY_ENGINE, **MODES[case.mode]}, host.logs,
             gate=case.gate, dense=case.dense, microbatches=case.microbatches, connector=case.connector,
-            visible=TWO_GPUS if case.two_gpus else None, shards=case.shards, lanes=case.lanes,
+            visible=case.visible, shards=case.shards, lanes=case.lanes, attention_tp=case.attention_tp,
         )  # fmt: skip
         runs: list[Any] = []
         try:
@@ -180,7 +205,7 @@ def _case(
         outcome["exit_codes"] = [engine.close() for engine in engines[::-1]]
     except Exception as error:  # noqa: BLE001 - the case's outcome
         return {**outcome, "error": f"{type(error).__name__}: {error}"[-5000:], "exact": False}
-    reference = references[case.model, case.mode].result()
+    reference = references[case.reference].result()
     agreements = [
         compare(mine, theirs) for run, theirs in zip(runs, reference[:2], strict=True) for mine in run
     ]

@@ -71,8 +71,8 @@ def test_lists_of_cells_are_chosen_by_name_or_spelt_out() -> None:
     spelt = parity.chosen([{"model": "qwen3-moe", "mode": "graph", "microbatches": 2}])
     assert [case.name for case in spelt] == ["qwen3-moe-graph-gate-ffn-dbo"]
     names = [case.name for case in parity.chosen("nvlink")]
-    assert len(set(names)) == len(names) == 16
-    assert {name.partition("gate-")[2].split("-")[1] for name in names} == {"nccl", "nvlink"}
+    assert len(set(names)) == len(names) == 17
+    assert {name.partition("gate-")[2].split("-")[1] for name in names} == {"nccl", "nvlink", "attention"}
 
 
 def test_prompts_of_the_clients_share_beginnings_and_reach_both_ends() -> None:
@@ -152,3 +152,12 @@ def test_a_comparison_without_a_second_native_claims_no_spread_between_two() -> 
     row = speed.ratios({"native-a": {1: [2.0, 2.2]}, "afd": {1: [3.0]}, "native-default": {1: [1.5]}})[1]
     assert "native_b_over_a" not in row
     assert row["afd_over_native-default"] == 2.0
+
+
+def test_attention_of_two_ranks_shares_one_of_its_gpus_and_has_its_own_reference() -> None:
+    case = parity.ParityCase("qwen3-moe", "graph", two_gpus=True, attention_tp=2)
+    assert case.visible == ("0,1", "0")
+    assert case.reference == ("qwen3-moe", "graph", 2)
+    plain = parity.ParityCase("qwen3-moe", "graph", two_gpus=True)
+    assert plain.visible == ("0,1", "1,0")
+    assert plain.reference == ("qwen3-moe", "graph", 1)
