@@ -52,10 +52,9 @@ MIXES: Mapping[str, Mix] = {
     ),
     DEEPSEEK_V3.name: Mix(
         (
-            Part(Task.ADD, (2,), 100),
-            Part(Task.SORT, (4, 5, 6), 400),
-            Part(Task.COPY, (4, 12, 24), 600),
-            Part(Task.LOOK, (1, 2), 300),
+            Part(Task.SORT, (4, 5), 300),
+            Part(Task.COPY, (4, 8, 12, 16, 24), 900),
+            Part(Task.LOOK, (2, 3), 200),
         ),
         (Part(Task.SORT, (4,), 100), Part(Task.COPY, (8,), 100)),
     ),

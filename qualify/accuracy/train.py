@@ -40,6 +40,8 @@ class Settings:
     """How a model is trained; all of it stands in the record.
 
     `steps` is the length of the schedule; a `stop` before its end leaves a model that still makes mistakes.
+    `wide_scale` is the share of the rate at which MLA's projection of 512 columns learns, four times as many as the
+    others sum over; other models have no such projection.
     """
 
     steps: int = 2400
@@ -48,6 +50,7 @@ class Settings:
     length: int = 128
     rate: float = 3e-3
     warm_up: int = 200
+    wide_scale: float = 0.25
     weight_decay: float = 0.05
     balance_loss: float = 0.01
     bias_rate: float = 0.001
@@ -144,10 +147,6 @@ TOO_FEW = frozenset({(Task.ADD, 1), (Task.SORT, 2)})
 """Sizes with too few different questions to hold some out."""
 
 
-WIDE_SCALE = 0.25
-"""Of the rate, for MLA's projection of 512 columns: four times as many as the others sum over."""
-
-
 def groups(network: Network, settings: Settings) -> torch.optim.Optimizer:
     """Adam; matrices decay, gains and the embedding do not; each group's rate is multiplied by its `scale`."""
     trained = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
@@ -158,7 +157,7 @@ def groups(network: Network, settings: Settings) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         [
             {"params": decayed, "weight_decay": settings.weight_decay, "scale": 1.0},
-            {"params": wide, "weight_decay": settings.weight_decay, "scale": WIDE_SCALE},
+            {"params": wide, "weight_decay": settings.weight_decay, "scale": settings.wide_scale},
             {"params": others, "weight_decay": 0.0, "scale": 1.0},
         ],
         lr=settings.rate,
@@ -253,11 +252,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument("--stop", type=int, default=0, help="end after this many steps of the schedule")
+    parser.add_argument("--wide-scale", type=float, default=Settings.wide_scale)
     parser.add_argument("--rate", type=float, default=Settings.rate)
     parser.add_argument("--every", type=int, default=100, help="steps between two points of the curve")
     parser.add_argument("--minutes", type=float, default=120.0, help="give up after this long")
     chosen = parser.parse_args(arguments)
-    settings = Settings(steps=chosen.steps, stop=chosen.stop, rate=chosen.rate)
+    settings = Settings(steps=chosen.steps, stop=chosen.stop, rate=chosen.rate, wide_scale=chosen.wide_scale)
     torch.use_deterministic_algorithms(True, warn_only=True)
     network, seen = train(
         ARCHITECTURES[chosen.name], settings, chosen.device, chosen.every, chosen.minutes, chosen.output
@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = {
         "name": chosen.name,
         "command": f"python -m qualify.accuracy.train {chosen.name} --steps {chosen.steps} --stop {chosen.stop} "
-        f"--rate {chosen.rate}",
+        f"--rate {chosen.rate} --wide-scale {chosen.wide_scale}",
         "settings": asdict(settings),
         "torch": torch.__version__,
         "device": chosen.device if chosen.device == "cpu" else torch.cuda.get_device_name(),

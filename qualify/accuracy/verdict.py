@@ -47,14 +47,16 @@ class Comparison:
         """The smallest true drop that these rows would have shown with 95% power, at that noise."""
         return smallest_drop(self.pooled.rows, self.noise)
 
-    def faults(self) -> tuple[str, ...]:
+    def faults(
+        self, native_range: tuple[float, float] = NATIVE_RANGE, fewest_rows: int = FEWEST_ROWS
+    ) -> tuple[str, ...]:
         """One sentence for each reason not to pass."""
         pooled, said = self.pooled, []
-        low, high = NATIVE_RANGE
+        low, high = native_range
         if not low <= pooled.native <= high:
-            said.append(f"native accuracy is {pooled.native:.3f}, outside {low} to {high}")
-        if pooled.rows < FEWEST_ROWS:
-            said.append(f"{pooled.rows} rows are a diagnosis; a gate needs {FEWEST_ROWS}")
+            said.append(f"native accuracy is {pooled.native:.3f}, outside {low:.4g} to {high:.4g}")
+        if pooled.rows < fewest_rows:
+            said.append(f"{pooled.rows} rows are a diagnosis; a gate needs {fewest_rows}")
         elif self.visible_drop > LARGEST_DROP:
             said.append(f"a drop of {self.visible_drop:.4f} is the smallest that shows; {LARGEST_DROP} must")
         if pooled.p_value < SIGNIFICANCE:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from qualify.accuracy import gsm8k
 from qualify.accuracy.scoring import Row, Side, Unscorable, differing, read
 from qualify.accuracy.verdict import FEWEST_ROWS, Comparison
 
@@ -176,3 +177,21 @@ def test_noise_that_hides_two_points_fails() -> None:
         "smallest that shows" in fault
         for fault in Comparison.of(side(NATIVE), side(noisy), bitwise=False).faults()
     )
+
+
+def test_all_rows_of_gsm8k_are_enough_and_native_must_score_what_the_model_is_known_for() -> None:
+    right = [number * 379 % 1000 < 379 for number in range(gsm8k.ROWS)]
+    equal = Comparison.of(side(right), side(right), bitwise=True)
+    assert gsm8k.verdict(equal, None) == ()
+    assert gsm8k.verdict(equal, (0.40, 0.41)) == ()
+    (fault,) = gsm8k.verdict(equal, (0.50, 0.51))
+    assert "native accuracy" in fault
+    fewer = Comparison.of(side(right[1:]), side(right[1:]), bitwise=True)
+    assert "diagnosis" in gsm8k.verdict(fewer, None)[0]
+
+
+def test_a_data_file_of_another_form_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "test.jsonl"
+    path.write_text('{"question": "1+1?", "answer": "2\\n#### 2"}\n{"question": "1+2?", "answer": "3"}\n')
+    with pytest.raises(gsm8k.NotTheForm, match=r"test\.jsonl:2"):
+        gsm8k.lines(path)
