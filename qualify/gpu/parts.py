@@ -84,7 +84,7 @@ def setups(host: Host) -> dict[str, exchange_bench.Setup]:
             found[name] = exchange_bench.Setup(
                 name.removesuffix("-no-p2p"), apart, sizes,
                 environment={
-                    "NCCL_P2P_DISABLE": disabled, "NCCL_DEBUG": "INFO",
+                    "NCCL_P2P_DISABLE": disabled, "NCCL_NVLS_ENABLE": "0", "NCCL_DEBUG": "INFO",
                     "NCCL_DEBUG_FILE": str(host.logs / f"nccl-{name}-%p.log"),
                 },
             )  # fmt: skip

@@ -39,7 +39,7 @@ class TestP2pNccl(StreamOrderedSuite):
     """A GPU per end; without a header on the device, a wrong unit of equal size is not recognised."""
 
     connector = "P2pNcclAFDConnector"
-    environment = {"AFD_CONTRACT_DEVICE": "cuda:0,cuda:1"}  # noqa: RUF012
+    environment = {"AFD_CONTRACT_DEVICE": "cuda:0,cuda:1", "NCCL_NVLS_ENABLE": "0"}  # noqa: RUF012
     lanes = 1
 
     test_a_message_of_another_unit_is_an_error_and_never_data = None  # type: ignore[assignment]
@@ -49,4 +49,4 @@ class TestP2pNccl(StreamOrderedSuite):
 class TestP2pNcclWithoutPeerAccess(TestP2pNccl):
     """The same where NCCL may not use peer-to-peer memory and goes through the host's."""
 
-    environment = {"AFD_CONTRACT_DEVICE": "cuda:0,cuda:1", "NCCL_P2P_DISABLE": "1"}  # noqa: RUF012
+    environment = {**TestP2pNccl.environment, "NCCL_P2P_DISABLE": "1"}  # noqa: RUF012
