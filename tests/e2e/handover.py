@@ -32,11 +32,11 @@ DESCRIPTORS_PER_MESSAGE = 64
 
 
 def worth_forking(arguments: list[str]) -> bool:
-    """Whether this start imports vLLM: a module of ours or of vLLM, or a process multiprocessing spawns."""
+    """Whether this start imports vLLM: a module of ours, a test's or vLLM's, or one that multiprocessing spawns."""
     for index, argument in enumerate(arguments[:-1]):
         following = arguments[index + 1]
         if argument == "-m":
-            return following.split(".")[0] in {"afd_plugin", "vllm"}
+            return following.split(".")[0] in {"afd_plugin", "vllm", "tests"}
         if argument == "-c":
             return "spawn_main(" in following
     return False
