@@ -46,6 +46,18 @@ def test_a_row_sums_the_workers_and_counts_the_peers_that_are_up() -> None:
     assert (row.steps, row.exchanges, row.exchange_ms, row.peers) == (4, 8, 2.0, "1/2")
 
 
+def test_restarts_come_from_the_launcher_and_from_the_lane_that_met_most_new_ffns(tmp_path: Path) -> None:
+    ffn = {"pid": 2, "phase": "serving", "restarts": 3}
+    state(tmp_path / "afd-a", os.getpid(), **{"ffn-0": ffn})
+    (row,) = local_rows(tmp_path)
+    assert row.restarts == 3
+    met = Row("attention-0")
+    counters = [f'afd:reconnects_total{{role="attention",rank="{lane}-0"}} {lane + 1}.0' for lane in range(2)]
+    digest(met, "\n".join(["# TYPE afd:reconnects_total counter", *counters, ""]))
+    assert met.restarts == 2
+    assert "restarts" in table([met]).splitlines()[0]
+
+
 def test_an_endpoint_that_is_well_is_said_to_be_and_one_that_is_gone_is_not() -> None:
     server = StatusServer("127.0.0.1", 0)
     row = Row("ffn-0", f"http://{server.address}")
