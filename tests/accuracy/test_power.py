@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each planted fault is caught by the accuracy gate's own comparison, and a right FFN is not.
 
-The sides are those of the gate, on fewer rows: what is seen on these is seen on all. `ONLY_BY_EQUALITY` names the
-faults that the scores of so few rows need not show; the equality of the answers shows them, to which a cell that is
-equal to the bit is held as well.
+The sides and the verdict are those of the gate, on fewer rows. On a cell that is equal to the bit the gate requires
+equal answers, and that is what must catch each fault here; so few rows need not show it in the scores, whose p-value
+is printed.
 """
 
 import json
@@ -24,7 +24,6 @@ from qualify.accuracy import data, harness, scoring, sides
 from qualify.accuracy.architectures import ARCHITECTURES, DEEPSEEK_V3, QWEN3_MOE
 from qualify.accuracy.harness import Spec
 from qualify.accuracy.scoring import Side, Unscorable
-from qualify.accuracy.statistics import SIGNIFICANCE
 from qualify.accuracy.verdict import Comparison
 from tests.accuracy.planted import VARIABLE, Fault, checkpoint
 from tests.e2e.harness import environment
@@ -135,13 +134,7 @@ def test_the_gate_catches_each_planted_fault_and_passes_a_right_ffn(
     if fault is Fault.NONE:
         assert found.pooled.lost == found.pooled.won == sum(found.differing.values()) == 0
         return
-    assert sum(found.differing.values()) > 0
-    if fault not in ONLY_BY_EQUALITY:
-        assert pooled.p_value < SIGNIFICANCE
-
-
-ONLY_BY_EQUALITY = frozenset({Fault.ROWS_DROPPED})
-"""Faults that so few rows need not show in the scores; the answers' equality must show them."""
+    assert any("equal to the bit" in reason for reason in found.faults())
 
 
 def test_every_fault_is_planted_in_at_least_one_model() -> None:
