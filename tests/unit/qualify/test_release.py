@@ -18,7 +18,6 @@ from qualify import (
     final_audit,
     identity,
     ledger,
-    native_control,
     release,
     revision,
     sbom,
@@ -237,9 +236,3 @@ def test_the_final_audit_judges_the_tree_itself(monkeypatch: pytest.MonkeyPatch)
     assert "version 0.27.0 does not mirror vLLM 0.28.0" in said
     assert "unit is short" in said
     assert final_audit.chain_complaints(cell, identity.Binding("cpu", "l", "r", "e"), Profile.LANDING)
-
-
-def test_native_control_needs_a_cell_it_knows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert native_control.main(["--cell", "tpu"]) == 2
-    assert native_control.main(["--cell", "h200x1"]) == 2
-    assert "needs its GPU" in capsys.readouterr().err
