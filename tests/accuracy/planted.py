@@ -26,7 +26,8 @@ from qualify.accuracy.architectures import Architecture
 
 VARIABLE = "AFD_ACCURACY_FAULT"
 SHARED_SCALE = 0.4
-DROPPED_ONE_IN = 100
+DROPPED_ONE_IN = 101
+"""Odd, so that every layer is hit in turn."""
 ZEROED_EXPERT = 3
 
 
