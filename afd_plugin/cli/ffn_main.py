@@ -112,6 +112,9 @@ def _serve(executor: MultiprocExecutor, status: StatusServer | None) -> None:
             raise EngineError(f"A worker of the FFN died: {', '.join(dead)}.") from error
         raise EngineError(f"The FFN stopped serving ({error}); the log above has the reason.") from error
     finally:
+        # It ends by itself now. A SIGTERM that comes late, because another FFN process ended first, must not reach a
+        # handler that touches workers which are gone: raised while Python ends, it makes the exit code 120.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         executor.shutdown()
 
 
