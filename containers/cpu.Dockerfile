@@ -19,6 +19,6 @@ RUN --mount=type=secret,id=index,uid=1000 --mount=type=secret,id=ca,uid=1000 \
     export UV_CACHE_DIR=/opt/afd/downloads/uv PIP_CACHE_DIR=/opt/afd/downloads/pip UV_LINK_MODE=copy; \
     python3 -m venv /tmp/boot; \
     cell=$(/tmp/boot/bin/python -m qualify.environment --image | tee /dev/stderr | tail -n 1); \
-    ln -s "$cell" /opt/afd/cell; rm -rf /tmp/boot
+    ln -s "$cell" /opt/afd/cell; rm -rf /tmp/boot /tmp/uv-* /opt/afd/envs/uv*
 ENV AFD_ENV_DIR=/opt/afd/envs PATH=/opt/afd/cell/bin:/usr/local/bin:/usr/bin:/bin
 WORKDIR /srv/checkout

@@ -45,7 +45,7 @@ class Recipe:
 
     def context(self, folder: Path) -> None:
         """Lay everything that a build may see into an empty folder: locks and what makes a cell of them."""
-        for name in ("pyproject.toml", *self.cell.locks, *(f"qualify/{maker}" for maker in MAKERS)):
+        for name in (*self.cell.locks, *(f"qualify/{maker}" for maker in MAKERS)):
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self.root / name, target)
