@@ -70,7 +70,7 @@ def demo(session: nox.Session) -> None:
     Needs no GPU and no download beyond the environment. Writes `demo-report.json`; exits non-zero when a
     token or a logprob differs. Arguments after `--` go to `afd demo`.
     """
-    Cell(session).python("-m", "afd_plugin.cli.app", "demo", *session.posargs)
+    Cell(session).python("-m", "afd_plugin.cli", "demo", *session.posargs)
 
 
 @nox.session(default=False)
