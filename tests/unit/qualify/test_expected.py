@@ -107,7 +107,7 @@ def test_a_whole_chain_ends_with_its_head(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(gate.Gate, "open", lambda self, faults: None)
-    monkeypatch.setattr(gate.Gate, "run", lambda self: None)
+    monkeypatch.setattr(gate.Gate, "run", lambda self, only=None: None)
     for whole, code in ((True, 0), (False, 1)):
         verdict = gate.verify.Verdict("head", (), () if whole else ("lint: no record",))
         monkeypatch.setattr(gate.verify, "verify", lambda *a, v=verdict, **k: v)
