@@ -17,6 +17,7 @@ from datetime import timedelta
 from torch.distributed import TCPStore
 
 from afd_plugin.config import LinkSettings
+from afd_plugin.connectors.stream import listening
 from afd_plugin.errors import ProtocolError, RendezvousTimeout
 
 STORE_KEY = "store"
@@ -36,12 +37,8 @@ class Meeting:
 
     def offer(self) -> dict[str, str]:
         """Bind a listening socket beside the control plane's and return its address."""
-        host = self._settings.listen.rpartition(":")[0].strip("[]") or "127.0.0.1"
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.socket(family, socket.SOCK_STREAM)
-        self._listener.bind((host, 0))
-        self._listener.listen()
-        return {STORE_KEY: f"{self._settings.advertise or host} {self._listener.getsockname()[1]}"}
+        self._listener, address = listening(self._settings)
+        return {STORE_KEY: address}
 
     def join(self, data: Mapping[str, str], members: int) -> TCPStore:
         """Open the store at the offered address; the FFN hosts it."""
