@@ -43,14 +43,3 @@ def request_short_slice() -> bool:
         _ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, 1000 * int(wanted), 0, 0, 0, 0
     )
     return bool(ctypes.CDLL(None).syscall(number, 0, ctypes.create_string_buffer(attributes), 0) == 0)
-
-
-def current_slice_us() -> float:
-    """The slice of this thread as the kernel reports it; 0 where it reports none."""
-    number = {"x86_64": 315, "aarch64": 275}.get(platform.machine())
-    if number is None:
-        return 0.0
-    answer = ctypes.create_string_buffer(_ATTRIBUTES.size)
-    if ctypes.CDLL(None).syscall(number, 0, answer, _ATTRIBUTES.size, 0) != 0:
-        return 0.0
-    return float(_ATTRIBUTES.unpack(answer.raw)[5]) / 1000
