@@ -95,7 +95,7 @@ def run(
     audit.take("imports", imports.uses(package, upstream))
     audit.take("overrides", overrides.uses(package, upstream))
     audit.take("attributes", attributes.uses(package, upstream, config, cache))
-    audit.take("traced", traced.uses(traces, upstream, registry))
+    audit.take("traced", traced.uses(traces, upstream, audit.coverage.named))
     audit.take("patches", patches.uses(package, upstream))
     audit.take("copies", copies.check(package, upstream.root("vllm")))
     audit.findings += audit.coverage.findings()

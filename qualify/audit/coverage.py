@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from afd_plugin.seams.schema import Registry, Seam, SeamKind, Surface
 from qualify.audit.symbols import How, Symbol, Use
@@ -33,6 +33,11 @@ class Coverage:
         self.found: dict[str, set[Use]] = {entry.id: set() for entry in registry}
         self._used_names: set[Symbol] = set()
         self.uncovered: set[Use] = set()
+
+    @property
+    def named(self) -> Set[Symbol]:
+        """Every symbol that an entry names."""
+        return self._seams.keys() | self._surfaces.keys()
 
     def take(self, uses: Iterable[Use]) -> None:
         """Match `uses`; what no entry covers is in `uncovered`."""
@@ -84,15 +89,6 @@ class Coverage:
                 for name in entry.names:
                     if owner.member(name) not in self._used_names:
                         yield _stale(entry, f"nothing uses {owner.member(name)} any more: remove the name")
-
-
-def registered(registry: Registry) -> set[Symbol]:
-    """Every symbol that an entry names."""
-    names = {Symbol.parse(seam.symbol) for seam in registry.seams}
-    for surface in registry.surfaces:
-        owner = Symbol.parse(surface.owner)
-        names |= {owner.member(name) for name in surface.names}
-    return names
 
 
 def _unregistered(use: Use) -> str:

@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
-from afd_plugin.seams.schema import Registry
-from qualify.audit.coverage import registered
 from qualify.audit.symbols import How, Symbol, Use
 from qualify.audit.upstream import Upstream
 from qualify.lint.findings import Finding
@@ -16,9 +14,11 @@ from qualify.lint.findings import Finding
 _UNIVERSAL = frozenset({"__class__", "__dict__", "__doc__", "__module__", "__name__", "__qualname__"})
 
 
-def uses(places: Sequence[Path], upstream: Upstream, registry: Registry) -> Iterator[Use | Finding]:
-    """The uses in trace files, or in all trace files of a directory; a finding where there are none."""
-    named = registered(registry)
+def uses(places: Sequence[Path], upstream: Upstream, named: Set[Symbol]) -> Iterator[Use | Finding]:
+    """The uses in trace files, or in all trace files of a directory; a finding where there are none.
+
+    ``named`` are the symbols that the registry names (:attr:`qualify.audit.coverage.Coverage.named`).
+    """
     for place in places:
         files = sorted(place.glob("**/trace-*.jsonl")) if place.is_dir() else [place]
         if not files:

@@ -39,7 +39,7 @@ def uses(
         for line in file.read_text(encoding="utf-8").splitlines()
     }
     roles = {role for role in Role if f"afd_plugin/v1/worker/{role.value}_role.py" in paths}
-    seen = traced.uses([folder / "traces"], Upstream.installed(), REGISTRY)
+    seen = traced.uses([folder / "traces"], Upstream.installed(), Coverage(REGISTRY).named)
     found = [use for use in seen if isinstance(use, Use)]
     return found, roles
 

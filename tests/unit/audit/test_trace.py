@@ -11,6 +11,7 @@ from pathlib import Path
 from afd_plugin.seams.schema import Registry, Surface
 from qualify.audit import trace, traced
 from qualify.audit.__main__ import Audit
+from qualify.audit.coverage import Coverage
 from qualify.audit.symbols import Use
 from tests.unit.audit import tree
 
@@ -72,7 +73,7 @@ def test_a_traced_run_records_what_the_type_checker_cannot_see(tmp_path: Path) -
     upstream = tree.upstream(tmp_path)
     found = {
         f"{u.path}:{u.symbol}"
-        for u in traced.uses([traced_run(tmp_path)], upstream, Registry(()))
+        for u in traced.uses([traced_run(tmp_path)], upstream, frozenset())
         if hasattr(u, "symbol")
     }
     assert "plug/runs.py:vllm.worker:Worker.extra" in found
@@ -129,7 +130,11 @@ def test_a_read_through_a_subclass_is_the_use_that_the_registry_names(tmp_path: 
     named = Registry((), (Surface("worker-plain", "vllm.worker:Worker", {"rank": ""}, "", ()),))
 
     def symbols(registry: Registry) -> list[str]:
-        return [str(u.symbol) for u in traced.uses([tmp_path], upstream, registry) if isinstance(u, Use)]
+        return [
+            str(u.symbol)
+            for u in traced.uses([tmp_path], upstream, Coverage(registry).named)
+            if isinstance(u, Use)
+        ]
 
     assert symbols(Registry(())) == ["vllm.worker:FastWorker.rank"]
     assert symbols(named) == ["vllm.worker:Worker.rank"]
