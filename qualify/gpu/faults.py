@@ -37,15 +37,14 @@ def faults(host: Host) -> dict[str, Any]:
     visible = TWO_GPUS if host.gpus == 2 else None
     before = memory_used()
     outcome: dict[str, Any] = {"bound_s": BOUND_S, "memory_mib_before": before}
+    options = {**PARITY_ENGINE, **GRAPH}
+
+    def started(connector: str, life: str) -> Engine:
+        name = f"fault-{connector[:7]}-{life}"
+        return pair(name, model, options, host.logs, connector=connector, visible=visible)
+
     pairs = {
-        (connector, victim): pair(
-            f"fault-{connector[:7]}-{victim}",
-            model,
-            {**PARITY_ENGINE, **GRAPH},
-            host.logs,
-            connector=connector,
-            visible=visible,
-        )
+        (connector, victim): started(connector, victim)
         for connector in connectors(host)
         for victim in ("ffn", "attention")
     }
@@ -58,19 +57,9 @@ def faults(host: Host) -> dict[str, Any]:
             engine.close(graceful=False)
     time.sleep(2.0)
     outcome["memory_mib_after"] = memory_used()
-    engines = [native("fault-native", model, {**PARITY_ENGINE, **GRAPH}, host.logs)]
+    engines = [native("fault-native", model, options, host.logs)]
     try:
-        engines += [
-            pair(
-                f"fault-{connector[:7]}-again",
-                model,
-                {**PARITY_ENGINE, **GRAPH},
-                host.logs,
-                connector=connector,
-                visible=visible,
-            )
-            for connector in connectors(host)
-        ]
+        engines += [started(connector, "again") for connector in connectors(host)]
         wait_all(engines, max(1.0, min(START_S, host.left())))
         reference, *rows = [one.ask(60, "generate", **requests()) for one in engines]
     except BaseException:
