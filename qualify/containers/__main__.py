@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nox -s containers -- build CELL | run SESSION [ARGUMENTS] | shell | digest | sweep | test`.
+"""`nox -s containers -- probe | build CELL | run SESSION [ARGUMENTS] | shell | digest | sweep | discard | test`.
 
 `build` makes the image of a cell; `run` runs a nox session in it: this checkout copied in, no network, no root;
-`shell` opens one there; `digest` says what the image holds; `sweep` removes what a killed driver left; `test`
-shows that nothing is left.
+`shell` opens one there; `digest` says what the image holds; `probe` says whether there is an engine at all; `sweep`
+removes what a killed driver left; `discard` removes our own engine with everything it holds; `test` shows that nothing
+is left. The exit status is the session's; 3 where no engine can be had, 2 where something else is refused.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from docker.errors import DockerException
 
 from qualify.cells import CellError
 from qualify.containers import checkout, container, image, tree
-from qualify.containers.engine import Engine, EngineError, opened
+from qualify.containers.engine import Engine, EngineError, NoEngine, discard, opened
 from qualify.environment import SetupError
 from qualify.process import CommandError
 
 LIMIT_S = 2400.0
+NO_ENGINE = 3
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     digest = what.add_parser("digest", parents=[common, celled], help="one digest of all that an image holds")
     digest.add_argument("--out", type=Path, help="write every entry here, too")
     digest.add_argument("--against", type=Path, help="such a file of another build: name what differs")
+    what.add_parser("probe", parents=[common], help="whether an engine answers or can be started")
+    what.add_parser("discard", help="remove our own engine's data root with all that it holds")
     what.add_parser("test", help="the tests of a container's life, in an engine of their own")
     what.add_parser("sweep", parents=[common], help="remove containers of drivers that live no more")
     return parser
@@ -78,14 +82,25 @@ def _digest(engine: Engine, chosen: argparse.Namespace) -> int:
     return 1 if names else 0
 
 
+def _probe(engine: Engine) -> int:
+    about = engine.client.info()
+    print(f"engine {about['ServerVersion']}, storage {about['Driver']}, data in {about['DockerRootDir']}")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status of what ran in the container; 2 when there was none, with the reason."""
+    """The exit status of what ran in the container; NO_ENGINE without an engine and 2 otherwise, with the reason."""
     chosen = _parser().parse_args(arguments)
     if chosen.what == "test":
         words = [sys.executable, "-m", "pytest", str(image.ROOT / "tests/containers")]
         return subprocess.run(words, check=False, timeout=LIMIT_S).returncode
     try:
+        if chosen.what == "discard":
+            print(f"removed {discard()}")
+            return 0
         with opened(chosen.engine) as engine:
+            if chosen.what == "probe":
+                return _probe(engine)
             if chosen.what == "build":
                 made = image.recipe(chosen.cell)
                 print(f"{made.tag} is {image.build(engine, made, chosen.base, fresh=chosen.fresh)}")
@@ -94,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(*container.sweep(engine), sep="\n")
                 return 0
             return _digest(engine, chosen) if chosen.what == "digest" else _session(engine, chosen)
+    except NoEngine as error:
+        print(f"containers: no engine: {' | '.join(str(error).splitlines())}", file=sys.stderr)
+        return NO_ENGINE
     except (EngineError, CellError, CommandError, SetupError, DockerException) as error:
         print(f"containers: {error}", file=sys.stderr)
         return 2

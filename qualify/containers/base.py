@@ -55,6 +55,7 @@ def _made(engine: Engine, *, fresh: bool) -> str:
             print(f"base {tag}: made before", flush=True)
             return tag
     with tempfile.TemporaryDirectory(prefix="afd-base-") as scratch:
+        Path(scratch).chmod(0o755)  # apt's own user reads what lies below
         archive = Path(scratch) / "base.tar"
         content = bootstrap(archive)
         with archive.open("rb") as handle:
@@ -64,14 +65,26 @@ def _made(engine: Engine, *, fresh: bool) -> str:
 
 
 def bootstrap(archive: Path) -> str:
-    """Write the base as a tar file; its SHA-256. EngineError without mmdebstrap."""
+    """Write the base as a tar file; its SHA-256. EngineError without mmdebstrap.
+
+    mmdebstrap works beside the archive and in a mount namespace of its own, so that a killed one leaves nothing mounted
+    and its files go with the archive's folder.
+    """
     if shutil.which("mmdebstrap") is None:
         raise EngineError(
             "there is no mmdebstrap: install it (Debian: apt-get install mmdebstrap), or give a base image"
         )
     print(f"making the base from Debian {SUITE} packages", flush=True)
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)}
-    words = ["mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(archive)]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(archive.parent)}
+    words = [
+        "unshare",
+        "--mount",
+        "mmdebstrap",
+        "--variant=minbase",
+        f"--include={','.join(PACKAGES)}",
+        SUITE,
+        str(archive),
+    ]
     capture(words, env=environment, timeout_s=1200)
     whole = hashlib.sha256()
     with archive.open("rb") as handle:

@@ -30,6 +30,7 @@ from qualify.process import CommandError, capture, tail, write_atomically
 
 START_S = 60.0
 STOP_S = 60.0
+DISCARD_S = 180.0
 LONGEST_S = 5400.0
 """The longest silence of a container that a reader of its output waits through."""
 
@@ -40,7 +41,11 @@ _OWNER = "owner.json"
 
 
 class EngineError(RuntimeError):
-    """No engine can be used; the message says what was seen and what mends it."""
+    """Something cannot be done with an engine; the message says what was seen and what mends it."""
+
+
+class NoEngine(EngineError):
+    """This host has no engine and none can be started on it, which says nothing about the cell or its image."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +83,12 @@ def _client(host: str) -> docker.DockerClient:
                 probe.connect(path)
         client = docker.DockerClient(base_url=host, version=API, timeout=int(LONGEST_S))
     except (OSError, DockerException) as error:
-        raise EngineError(f"no engine answers at {host}: {mend} ({error})") from error
+        raise NoEngine(f"no engine answers at {host}: {mend} ({error})") from error
     try:
         client.ping()
     except (DockerException, RequestException) as error:
         client.close()
-        raise EngineError(f"no engine answers at {host}: {mend} ({error})") from error
+        raise NoEngine(f"no engine answers at {host}: {mend} ({error})") from error
     return client
 
 
@@ -116,9 +121,9 @@ def builder_cli() -> str:
 def _own(data: Path) -> Iterator[Engine]:
     daemon = shutil.which("dockerd")
     if daemon is None:
-        raise EngineError("there is no dockerd: install it (Debian: apt-get install docker.io)")
+        raise NoEngine("there is no dockerd: install it (Debian: apt-get install docker.io)")
     if os.geteuid() != 0:
-        raise EngineError("an engine of our own needs root: use the host's (`--engine host`)")
+        raise NoEngine("an engine of our own needs root: use the host's (`--engine host`)")
     data.mkdir(parents=True, exist_ok=True)
     with locked(data / "lock"):
         clear(data)
@@ -133,6 +138,19 @@ def _own(data: Path) -> Iterator[Engine]:
             _end(psutil.Process(process.pid) if process.poll() is None else None)
             process.wait(timeout=STOP_S)
             clear(data)
+
+
+def discard(data: Path | None = None) -> Path:
+    """End our own engine if a driver has left it, and remove its data root: images, containers, everything.
+
+    Waits for a driver that is still leaving; SetupError when it does not leave in DISCARD_S.
+    """
+    data = data or data_root()
+    if data.is_dir():
+        with locked(data / "lock", DISCARD_S):
+            clear(data)
+            shutil.rmtree(data)
+    return data
 
 
 def _start(daemon: str, data: Path, folder: Path) -> subprocess.Popen[bytes]:
@@ -161,11 +179,11 @@ def _await(host: str, process: subprocess.Popen[bytes], folder: Path) -> docker.
         if process.poll() is not None
         else f"did not serve in {START_S:g} s"
     )
-    raise EngineError(f"our own dockerd {ended}:\n{said}")
+    raise NoEngine(f"our own dockerd {ended}:\n{said}")
 
 
 def clear(data: Path) -> None:
-    """End what an earlier owner of this data root has left, by its recorded number, and remove its folder.
+    """End what an earlier owner of this data root has left, by its recorded number: process, mounts, folder.
 
     Called under the data root's lock: whoever wrote the record is gone.
     """
@@ -180,7 +198,7 @@ def clear(data: Path) -> None:
             _end(process)
     for mounted in reversed(Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()):
         target = mounted.split()[1]
-        if Path(target).is_relative_to(folder):
+        if Path(target).is_relative_to(folder) or Path(target).is_relative_to(data.absolute()):
             with contextlib.suppress(CommandError):
                 capture(["umount", "--lazy", target])
     shutil.rmtree(folder, ignore_errors=True)

@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import subprocess
+import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from qualify.containers import __main__ as commands
 from qualify.containers import base, checkout, engine, image, secrets, tree
 from qualify.containers.engine import EngineError
+from qualify.environment import locked
 
 
 def test_index_settings_are_addresses_and_options_but_nothing_of_this_hosts_disk() -> None:
@@ -182,13 +188,107 @@ def test_the_builder_is_the_first_docker_that_can_build_with_secrets(
         engine.builder_cli()
 
 
-def test_no_engine_is_one_sentence_and_exit_status_2(
+def _daemon(folder: Path, script: str) -> str:
+    """A folder with a `dockerd` that runs `script`, put before this process's PATH."""
+    folder.mkdir()
+    daemon = folder / "dockerd"
+    daemon.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    daemon.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def test_no_engine_is_one_line_and_an_exit_status_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither the host's that does not answer nor an own one without dockerd leaves a traceback."""
+    """Neither a host's engine that does not answer nor an own one without dockerd or root leaves a traceback."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
-    assert commands.main(["sweep"]) == 2
+    assert commands.main(["sweep"]) == commands.NO_ENGINE == 3
     assert "no engine answers at" in capsys.readouterr().err
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", _daemon(tmp_path / "bin", "exit 0"))
+    assert commands.main(["probe", "--engine", "own"]) == 3
+    assert "needs root" in capsys.readouterr().err
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert commands.main(["sweep", "--engine", "own"]) == 2
+    assert commands.main(["sweep", "--engine", "own"]) == 3
     assert "there is no dockerd: install it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "echo 'mount: operation not permitted' >&2; exit 1",
+            "ended with 1: | mount: operation not permitted",
+        ),
+        ("echo waiting for a device >&2; exec sleep 60", "did not serve in 0.5 s: | waiting for a device"),
+    ],
+)
+def test_a_daemon_that_does_not_start_is_no_engine_with_its_own_words_and_leaves_nothing(
+    script: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As on a host that forbids what an engine needs: one line, its own status, no process and no folder."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(engine, "START_S", 0.5)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("AFD_ENGINE_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("PATH", _daemon(tmp_path / "bin", script))
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert commands.main(["probe", "--engine", "own"]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["lock"]
+    assert not list(tmp_path.glob("afd-engine-*"))
+
+
+def _owner(data: Path, folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    """A process that `data` records as its engine, as a driver that was killed leaves it."""
+    for path in (data, folder):
+        path.mkdir(parents=True)
+    process = subprocess.Popen([sys.executable, "-c", "import select; select.select([], [], [], 60)", *words])
+    (data / "owner.json").write_text(
+        json.dumps({"pid": process.pid, "folder": str(folder)}), encoding="utf-8"
+    )
+    return process
+
+
+def test_what_is_discarded_is_gone_with_the_engine_that_a_killed_driver_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recorded process is ended by its number, its folder and the data root are removed; twice is no fault."""
+    data, folder = tmp_path / "data", tmp_path / "folder"
+    monkeypatch.setenv("AFD_ENGINE_DIR", str(data))
+    with _owner(data, folder, str(folder)) as process:
+        assert commands.main(["discard"]) == 0
+        assert process.poll() is not None
+    assert not data.exists()
+    assert not folder.exists()
+    assert commands.main(["discard"]) == 0
+    assert str(data) in capsys.readouterr().out
+
+
+def test_a_number_that_is_someone_elses_by_now_is_left_alone(tmp_path: Path) -> None:
+    """A process that does not carry the engine's folder in its command line is not the engine."""
+    data, folder = tmp_path / "data", tmp_path / "folder"
+    with _owner(data, folder) as process:
+        engine.discard(data)
+        assert process.poll() is None
+        process.kill()
+    assert not data.exists()
+
+
+def test_an_engine_in_use_is_not_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever holds the data root keeps it; the wait is bounded and the sentence names it."""
+    monkeypatch.setenv("AFD_ENGINE_DIR", str(tmp_path))
+    monkeypatch.setattr(engine, "DISCARD_S", 0.3)
+    with locked(tmp_path / "lock"):
+        assert commands.main(["discard"]) == 2
+    assert "another process has held" in capsys.readouterr().err
+    assert tmp_path.is_dir()
