@@ -20,6 +20,7 @@ from afd_plugin import report
 from afd_plugin.cli.launch import DEBUG_VARIABLE
 from afd_plugin.config import CONFIG_KEY, AFDConfig, Role
 from afd_plugin.errors import AFDError, ConfigRefused
+from afd_plugin.observability.tracing import ENDPOINT_VARIABLE, identify
 from afd_plugin.v1.refusals import WORKER_CLASSES, check_environment, check_vllm_config, check_vllm_version
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ def parse_vllm_arguments(argv: Sequence[str], afd: AFDConfig) -> Namespace:
     args.additional_config = additional
     with refused_by_vllm():
         validate_parsed_serve_args(args)
+    if args.otlp_traces_endpoint or os.environ.get(ENDPOINT_VARIABLE):
+        identify(os.environ, afd.role.value, os.environ.get("VLLM_DP_RANK", str(afd.member)))
     return args
 
 

@@ -33,9 +33,12 @@ def serve(args: Namespace, afd: AFDConfig) -> None:
     Raises:
         EngineError: a worker died or raised.
     """
+    from vllm.tracing import init_tracer
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+    if args.otlp_traces_endpoint:  # as vLLM's engine client does, of which the FFN has none
+        init_tracer("afd.ffn", args.otlp_traces_endpoint)
     _match_batch_sizes(args, afd)
     config = checked_config(args, afd)
     executor_class = Executor.get_class(config)

@@ -7,10 +7,21 @@ here by hand, after the upstream change was read against the entry's invariant.
 
 from __future__ import annotations
 
-from afd_plugin.seams import config, connectors, layers, loading, moe_runner, service, shards, steps, worker
+from afd_plugin.seams import (
+    config,
+    connectors,
+    layers,
+    loading,
+    moe_runner,
+    service,
+    shards,
+    steps,
+    tracing,
+    worker,
+)
 from afd_plugin.seams.schema import Registry, Seam, SeamKind, Surface
 
-_AREAS = (moe_runner, layers, loading, worker, steps, config, connectors, service, shards)
+_AREAS = (moe_runner, layers, loading, worker, steps, config, connectors, service, shards, tracing)
 
 REGISTRY = Registry(
     seams=tuple(seam for area in _AREAS for seam in area.SEAMS),

@@ -39,6 +39,9 @@ SHARDS = (
 )
 """Layers that hold a part of the experts."""
 
+TRACING = ("tests/e2e/test_tracing_spans.py", "tests/unit/worker/test_step_tracing.py")
+"""Spans of both roles."""
+
 GPU = ("tests/gpu_e2e/test_contract.py",)
 """What only a machine with a GPU exercises."""
 

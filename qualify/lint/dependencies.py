@@ -12,7 +12,7 @@ from qualify.lint.findings import Finding
 
 # Imported where vLLM runs, and brought by it: the plugin never chooses their versions.
 VLLM_AND_ITS_OWN = frozenset(
-    {"cuda", "numpy", "safetensors", "torch", "transformers", "triton", "uvloop", "vllm"}
+    {"cuda", "numpy", "opentelemetry", "safetensors", "torch", "transformers", "triton", "uvloop", "vllm"}
 )
 # where the import and the distribution have different names
 DISTRIBUTION_OF = {

@@ -112,5 +112,6 @@ class StepAnnouncer:
             tokens = lane_tokens(context, rows, link.lanes)
         phase = graph_phase(self.inner, context)
         kind = step_kind(context, phase, self._dummy)
-        with self._link.step(kind, tokens, graph=phase is GraphPhase.REPLAY) as plan, RANGES.step(plan):
+        graph = phase is GraphPhase.REPLAY
+        with self._link.step(kind, tokens, graph=graph) as plan, RANGES.step(plan), self._link.span(plan):
             return self.inner(*args, **kwargs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +26,7 @@ from afd_plugin.model.scan import BoundUnit
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan
 from afd_plugin.v1.worker.ranges import RANGES
 from afd_plugin.v1.worker.role_report import RECENT
+from afd_plugin.v1.worker.step_tracing import StepTracing, span_of
 from afd_plugin.v1.worker.verdict import verdict
 
 
@@ -75,6 +76,9 @@ class AttentionLink:
         self.recent_exchange_s: deque[float] = deque(maxlen=RECENT)
         """Host time of the last exchanges, for the report that a bench reads."""
 
+        self.tracing: StepTracing | None = None
+        """On a lane's leader in a traced service."""
+
         self._on_error = on_error
         self._units = [bound.unit for bound in units]
         self._group = group
@@ -121,6 +125,10 @@ class AttentionLink:
         if not graph and self._issued != due:
             raise ProtocolError(f"step {plan.step} made {self._issued} exchanges by stage; {due} were due.")
         self.counts.note(plan, plan.lane_tokens(self.lane))
+
+    def span(self, plan: StepPlan) -> AbstractContextManager[None]:
+        """The span of a step of this lane, where it is traced."""
+        return span_of(self.tracing, plan, self.counts, plan.lane_tokens(self.lane))
 
     def _announce(self, plan: StepPlan) -> None:
         if self._control is not None:

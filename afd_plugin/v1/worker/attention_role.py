@@ -102,6 +102,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
             self.connector.connect(self._offers(self.membership))
         link = self._make_link()
         link.independent = self.afd_config.topology.independent_lanes
+        link.tracing = self._step_tracing()
         self.link = link
         self.model_runner.announce_steps(link)  # type: ignore[attr-defined]  # init_device made it a role's runner
         self._write_report()

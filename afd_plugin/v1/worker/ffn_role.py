@@ -95,6 +95,7 @@ class FFNWorkerMixin(RoleWorkerMixin):
             control.ready()
             membership = control.wait_ready()
             self.connector.connect(membership.group(self.member_index).data)
+        self.service.tracing = self._step_tracing()
         self._write_report()
 
     def _forget_attention_layers(self) -> None:

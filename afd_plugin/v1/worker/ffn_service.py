@@ -33,6 +33,7 @@ from afd_plugin.topology import Topology
 from afd_plugin.v1.worker.fingerprints import model_dtype
 from afd_plugin.v1.worker.ranges import RANGES
 from afd_plugin.v1.worker.role_report import RECENT
+from afd_plugin.v1.worker.step_tracing import StepTracing, span_of
 
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 """Hidden states [rows, hidden_size], and router logits [rows, width] where attention computes them."""
@@ -73,6 +74,9 @@ class FFNService:
         """Host time inside the units in the last exchanges, for the report that a bench reads."""
 
         self.last_step: int | None = None
+        self.tracing: StepTracing | None = None
+        """On a group's leader in a traced service."""
+
         self._vllm_config = vllm_config
         self._topology = topology
         self._group = group
@@ -133,10 +137,11 @@ class FFNService:
         self.last_step = plan.step
         plan.check(self._topology.attention_dp, self._vllm_config.scheduler_config.max_num_batched_tokens)
         rows = [plan.group_rows(self._lanes, stage) for stage in range(plan.stages)]
-        with RANGES.step(plan):
+        tokens = sum(map(sum, rows))
+        with RANGES.step(plan), span_of(self.tracing, plan, self.counts, tokens):
             self._execute(plan, rows)
         self.counts.steps[plan.kind.value] += 1
-        self.counts.tokens += sum(map(sum, rows))
+        self.counts.tokens += tokens
 
     def _execute(self, plan: StepPlan, rows: Sequence[Sequence[int]]) -> None:
         """Receive, compute and answer every exchange of ``plan``; ``rows[stage][lane]`` are the group's own."""

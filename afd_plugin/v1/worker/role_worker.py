@@ -6,6 +6,7 @@ A mixin in front of a native worker class. Native methods are extended through `
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
+from vllm.tracing import instrument_manual
 from vllm.v1.worker.gpu_worker import Worker
 
 from afd_plugin import report
@@ -34,6 +36,7 @@ from afd_plugin.v1.worker.failure_guard import FailureGuard
 from afd_plugin.v1.worker.fingerprints import model_dtype
 from afd_plugin.v1.worker.parent_watch import ParentWatch
 from afd_plugin.v1.worker.scheduling import request_short_slice
+from afd_plugin.v1.worker.step_tracing import StepTracing, step_tracing
 
 if TYPE_CHECKING:
     _Base = Worker
@@ -110,6 +113,11 @@ class RoleWorkerMixin(_Base):
         return self._world_rank % self._member_ranks
 
     @property
+    def rank_name(self) -> str:
+        """This worker in metrics, events and spans."""
+        return f"{self.member_index}-{get_tp_group().rank_in_group}"
+
+    @property
     def _member_ranks(self) -> int:
         topology = self.afd_config.topology
         return topology.attention_tp if self.role is Role.ATTENTION else topology.ffn_tp
@@ -131,13 +139,16 @@ class RoleWorkerMixin(_Base):
             with self.loading.active():
                 super().load_model(load_dummy_weights=load_dummy_weights)
             report.phase("connecting")
+            began = time.time_ns()
             self._connect()
+            self._span("AFD connect", began)
             report.phase("connected")
-            rank = f"{self.member_index}-{get_tp_group().rank_in_group}"
-            self.publisher = Publisher(self.role.value, rank, self._readings)
+            self.publisher = Publisher(self.role.value, self.rank_name, self._readings)
             epoch = self.membership.epoch if self.membership is not None else None
             logger.info(
-                event("connected", role=self.role.value, rank=rank, epoch=epoch, units=len(self.units))
+                event(
+                    "connected", role=self.role.value, rank=self.rank_name, epoch=epoch, units=len(self.units)
+                )
             )
         except BaseException as error:
             self._fail(error)
@@ -148,6 +159,7 @@ class RoleWorkerMixin(_Base):
         num_experts = self.model_config.get_num_experts()
         self.units = find_units(model, self.afd_config, num_experts)
         refusal: AFDError | None = None
+        began = time.time_ns()
         if self.is_leader:
             try:
                 self.membership = self._rendezvous(tuple(bound.unit for bound in self.units))
@@ -157,7 +169,28 @@ class RoleWorkerMixin(_Base):
             refusal = refusal or get_tp_group().broadcast_object(refusal, 0)
         if refusal is not None:
             raise refusal
+        self._span("AFD handshake", began)
         report.phase("loading weights")
+
+    def _span(self, name: str, began: int) -> None:
+        """A part of the start that ends now, among vLLM's own spans of it; nothing where nothing is traced."""
+        attributes = {"afd.role": self.role.value, "afd.rank": self.rank_name, "afd.units": len(self.units)}
+        if self.membership is not None:
+            attributes["afd.epoch"] = f"{self.membership.epoch:x}"
+        instrument_manual(name, began, time.time_ns(), attributes)
+
+    def _step_tracing(self) -> StepTracing | None:
+        """The spans of this worker's steps: in a traced service, on the rank that talks to the other role."""
+        if self.membership is None:
+            return None
+        independent = self.afd_config.topology.independent_lanes
+        first = self.role is Role.ATTENTION and (independent or self.member_index == 0)
+        return step_tracing(
+            self.role.value, self.rank_name, self._epoch, first=first, independent=independent
+        )
+
+    def _epoch(self) -> int:
+        return self.membership.epoch if self.membership is not None else 0
 
     def _rendezvous(self, units: tuple[RemoteUnit, ...]) -> Membership:
         """Meet the peers and compare fingerprints; leaders only."""

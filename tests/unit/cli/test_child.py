@@ -165,3 +165,21 @@ def test_a_refused_child_ends_with_code_2_and_one_sentence(role: Role, dense_mod
         "afd: model-refused: Qwen3ForCausalLM has no MoE layer, so there is nothing"
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_traced_process_is_named_after_its_role_and_one_that_is_not_traced_is_left_alone(
+    role: Role, moe_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_SERVICE_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    parse_vllm_arguments([moe_model], AFDConfig(role))
+    assert "OTEL_RESOURCE_ATTRIBUTES" not in os.environ
+    assert {name for name in os.environ.keys() - before.keys() if name.startswith("OTEL_")} == set()
+    parse_vllm_arguments([moe_model, "--otlp-traces-endpoint", "http://127.0.0.1:9"], AFDConfig(role))
+    named = os.environ.pop("OTEL_RESOURCE_ATTRIBUTES")
+    assert named == f"service.instance.id={role.value}-0,afd.role={role.value},service.name=afd-{role.value}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:9")
+    parse_vllm_arguments([moe_model], AFDConfig(role))
+    assert os.environ.pop("OTEL_RESOURCE_ATTRIBUTES") == named
