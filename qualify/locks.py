@@ -14,6 +14,7 @@ from qualify.process import capture
 CONTAINERS = Path(__file__).resolve().parent.parent / "containers"
 CPU_LOCK = CONTAINERS / "cpu" / "requirements.lock"
 TOOLS_LOCK = CONTAINERS / "tools" / "requirements.lock"
+CUDA_LOCK = CONTAINERS / "cuda" / "requirements.lock"
 LIGHT_LOCK = CONTAINERS / "light" / "requirements.lock"
 
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)\s*(?:;\s*(?P<marker>[^\\]*?))?\s*\\?$")
@@ -98,7 +99,8 @@ def compile_all(uv: Sequence[str], root: Path, scratch: Path, *, upgrade: bool =
     """Resolve every `requirements.in` again for Python 3.10 to 3.14 and rewrite the locks (`nox -s lock`).
 
     Present pins are kept where they still satisfy the inputs; `upgrade` takes the newest of everything.
-    The tools and the light lock are constrained by the CPU cell's, so that all install side by side.
+    The tools and the light lock are constrained by the CPU cell's, so that all install side by side; the CUDA cells'
+    by the tools', so that a tool is the same one everywhere. vLLM's CUDA build has pins of its own beside that.
     """
     common = [
         *uv, "pip", "compile", "--quiet", "--universal", "--python-version", "3.10", "--generate-hashes",
@@ -108,9 +110,15 @@ def compile_all(uv: Sequence[str], root: Path, scratch: Path, *, upgrade: bool =
     def run(source: str, lock: str, *options: str | Path) -> None:
         capture([*common, *options, source, "--output-file", lock], cwd=root, timeout_s=900)
 
+    def pins(lock: str) -> Path:
+        written = scratch / f"{Path(lock).parent.name}-constraints.txt"
+        written.write_text(constraints((root / lock).read_text(encoding="utf-8")), encoding="utf-8")
+        return written
+
     cpu = "containers/cpu/requirements"
     run(f"{cpu}.in", f"{cpu}.lock", "--override", "containers/cpu/overrides.in")
-    pins = scratch / "cpu-constraints.txt"
-    pins.write_text(constraints((root / f"{cpu}.lock").read_text(encoding="utf-8")), encoding="utf-8")
-    run("containers/tools/requirements.in", "containers/tools/requirements.lock", "--constraint", pins)
-    run("pyproject.toml", "containers/light/requirements.lock", "--constraint", pins)
+    beside_cpu = ("--constraint", pins(f"{cpu}.lock"))
+    tools, cuda = "containers/tools/requirements", "containers/cuda/requirements"
+    run(f"{tools}.in", f"{tools}.lock", *beside_cpu)
+    run("pyproject.toml", "containers/light/requirements.lock", *beside_cpu)
+    run(f"{cuda}.in", f"{cuda}.lock", "--constraint", pins(f"{tools}.lock"))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from qualify import environment
 from qualify.bundle import pack, unpack
 from qualify.process import CommandError
 
@@ -22,10 +23,11 @@ def _version(text: str) -> tuple[int, int]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m qualify.bundle", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
-    install = actions.add_parser("install", help="fill a site folder from an index")
+    install = actions.add_parser(
+        "install", help="fill a site folder from an index with what the CUDA lock pins"
+    )
     install.add_argument("--site", type=Path, required=True)
     install.add_argument("--python-version", default="3.12", help="of the host that will unpack")
-    install.add_argument("requirements", nargs="*", default=list(pack.REQUIREMENTS))
     packing = actions.add_parser("pack", help="write the parts")
     packing.add_argument("--site", type=Path, required=True, help="site-packages of the cell")
     packing.add_argument("--out", type=Path, required=True)
@@ -39,12 +41,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _uv() -> tuple[str, ...]:
+    cells = environment.cells_directory()
+    cells.mkdir(parents=True, exist_ok=True)
+    return environment.find_uv(cells)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when done, 1 when a part or a folder is refused."""
     chosen = _parser().parse_args(arguments)
     try:
         if chosen.action == "install":
-            pack.install(chosen.site, chosen.python_version, chosen.requirements)
+            pack.install(chosen.site, chosen.python_version, _uv())
         elif chosen.action == "pack":
             manifest = pack.pack(
                 chosen.site, chosen.out, chosen.part_mib * MIB, chosen.python, chosen.leave_out,

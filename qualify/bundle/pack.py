@@ -15,32 +15,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from qualify import locks
 from qualify.bundle import unpack
 from qualify.process import capture
 
-REQUIREMENTS = (
-    "vllm==0.28.0",
-    "torch==2.13.0",
-    "cuda-python>=13,<14",
-    "nox>=2025.2.9",
-    "pytest>=8",
-    "pytest-timeout",
-    "pytest-cov",
-    "lm-eval>=0.4.9",
-    "datasets",
-    "transformers",
-)
-"""What `install` puts into a site: the runtime, and what the GPU sessions and the accuracy session need."""
+GLIBC = "2.31"
+"""The oldest C library of a host that unpacks: `glibc_min` of the CUDA cells."""
 
-TAGS = (
-    "manylinux_2_35",
-    "manylinux_2_31",
-    "manylinux_2_28",
-    "manylinux_2_27",
-    "manylinux_2_18",
-    "manylinux_2_17",
-)
-"""Platform tags of wheels that fit the cell's glibc, newest first; pip compares each exactly."""
+PURE_SOURCES = ("rouge-score", "sqlitedict", "word2number")
+"""Locked distributions that come as a source alone, for lm-eval; all are plain Python, so that one build fits all."""
 
 LEAVE_OUT = ("*/__pycache__", "*.pyc", "*.a", "*/tests/data/*")
 _EPOCH = 315532800  # 1980, what zip files call the beginning
@@ -160,13 +143,24 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def install(site: Path, python_version: str, requirements: Sequence[str]) -> None:
-    """Fill `site` with wheels for another Python of this platform, by pip; takes minutes and needs an index."""
+def install(site: Path, python_version: str, uv: Sequence[str], lock: Path = locks.CUDA_LOCK) -> None:
+    """Fill `site` with exactly what the CUDA cells' lock pins, for another Python of this platform.
+
+    By uv alone: pip would judge the lock's markers by the Python that runs it. Takes minutes and needs an index.
+    """
+    tag = f"x86_64-manylinux_{GLIBC.replace('.', '_')}"
     words = [
-        sys.executable, "-m", "pip", "install", "--target", str(site), "--only-binary=:all:", "--no-compile",
-        "--implementation", "cp", "--python-version", python_version,
-    ]  # fmt: skip
-    for tag in TAGS:
-        words += ["--platform", f"{tag}_x86_64"]
-    words += ["--platform", "manylinux2014_x86_64", "--platform", "manylinux1_x86_64"]
-    capture([*words, *requirements], timeout_s=3600)
+        *uv,
+        "pip",
+        "install",
+        "--target",
+        str(site),
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+    ]
+    for name in PURE_SOURCES:
+        words += ["--no-binary", name]
+    words += ["--python-version", python_version, "--python-platform", tag, "--requirement", str(lock)]
+    capture(words, timeout_s=3600)

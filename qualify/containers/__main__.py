@@ -62,10 +62,11 @@ def _session(engine: Engine, chosen: argparse.Namespace) -> int:
     identity = image.standing(engine, made)
     with checkout.archived(image.ROOT) as archive:
         if chosen.what == "shell":
-            return container.shell(engine, container.Job(identity, [], 86400.0, archive=archive))
-        words = ["nox", "-s", chosen.session, *(["--", *chosen.arguments] if chosen.arguments else [])]
+            job = container.Job(identity, [], 86400.0, archive=archive, gpus=made.cell.devices)
+            return container.shell(engine, job)
+        words = made.words(chosen.session, chosen.arguments)
         print(f"in {made.tag}, without a network, as {container.USER}: {' '.join(words)}", flush=True)
-        job = container.Job(identity, words, chosen.limit, {"NO_COLOR": "1"}, archive)
+        job = container.Job(identity, words, chosen.limit, {"NO_COLOR": "1"}, archive, gpus=made.cell.devices)
         return container.run(engine, job)
 
 

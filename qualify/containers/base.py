@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from docker.errors import ImageNotFound
@@ -23,6 +24,9 @@ SUITE = "bookworm"
 PACKAGES = ("ca-certificates", "git", "libnuma1", "procps", "python3", "python3-venv")
 """Beyond Debian's minimal set: what making a cell and running its sessions needs."""
 
+GPU_PACKAGES = (*PACKAGES, "gcc", "libc6-dev", "python3-dev")
+"""On a GPU also what Triton needs, which compiles a launcher for each kernel."""
+
 EPOCH = 1767225600
 """Every file of an image is as old as 2026-01-01T00:00:00Z."""
 
@@ -30,22 +34,22 @@ REPOSITORY = "afd-base"
 _PINNED = re.compile(r"[\w./:-]+@sha256:[0-9a-f]{64}")
 
 
-def chosen(engine: Engine, base: str, *, fresh: bool = False) -> str:
+def chosen(engine: Engine, base: str, packages: Sequence[str] = PACKAGES, *, fresh: bool = False) -> str:
     """The image to build on: made here for `rootfs`, else `base` itself, which must be pinned by digest."""
     if base == "rootfs":
-        return _made(engine, fresh=fresh)
+        return _made(engine, packages, fresh=fresh)
     if not _PINNED.fullmatch(base):
         raise EngineError(f"--base is {base!r}: `rootfs`, or an image pinned as NAME@sha256:DIGEST")
     return base
 
 
-def recipe() -> str:
+def recipe(packages: Sequence[str] = PACKAGES) -> str:
     """What decides a base, but for the state of the package index."""
-    return hashlib.sha256(f"1 {SUITE} {PACKAGES} {EPOCH}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"1 {SUITE} {tuple(packages)} {EPOCH}".encode()).hexdigest()[:12]
 
 
-def _made(engine: Engine, *, fresh: bool) -> str:
-    tag = f"{REPOSITORY}:{recipe()}"
+def _made(engine: Engine, packages: Sequence[str], *, fresh: bool) -> str:
+    tag = f"{REPOSITORY}:{recipe(packages)}"
     if not fresh:
         try:
             engine.client.images.get(tag)
@@ -57,14 +61,14 @@ def _made(engine: Engine, *, fresh: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="afd-base-") as scratch:
         Path(scratch).chmod(0o755)  # apt's own user reads what lies below
         archive = Path(scratch) / "base.tar"
-        content = bootstrap(archive)
+        content = bootstrap(archive, packages)
         with archive.open("rb") as handle:
-            engine.client.api.import_image(handle, repository=REPOSITORY, tag=recipe())
+            engine.client.api.import_image(handle, repository=REPOSITORY, tag=recipe(packages))
     print(f"base {tag}: {SUITE}, sha256 {content}", flush=True)
     return tag
 
 
-def bootstrap(archive: Path) -> str:
+def bootstrap(archive: Path, packages: Sequence[str] = PACKAGES) -> str:
     """Write the base as a tar file; its SHA-256. EngineError without mmdebstrap.
 
     mmdebstrap works beside the archive and in a mount namespace of its own, so that a killed one leaves nothing mounted
@@ -81,7 +85,7 @@ def bootstrap(archive: Path) -> str:
         "--mount",
         "mmdebstrap",
         "--variant=minbase",
-        f"--include={','.join(PACKAGES)}",
+        f"--include={','.join(packages)}",
         SUITE,
         str(archive),
     ]

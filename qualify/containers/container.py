@@ -20,6 +20,7 @@ from typing import BinaryIO
 import psutil
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
+from docker.types import DeviceRequest
 
 from qualify.containers.engine import Engine, EngineError
 
@@ -31,7 +32,10 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Job:
-    """What runs in a container: image, command, limit in seconds, environment, and an archive put at `place`."""
+    """What runs in a container: image, command, limit in seconds, environment, and an archive put at `place`.
+
+    `gpus` devices are asked of the engine, which needs NVIDIA's container toolkit for it.
+    """
 
     image: str
     command: Sequence[str]
@@ -40,6 +44,7 @@ class Job:
     archive: BinaryIO | None = None
     place: str = "/srv/checkout"
     user: str = USER
+    gpus: int = 0
 
 
 def driver(process: psutil.Process | None = None) -> str:
@@ -87,6 +92,7 @@ def living(engine: Engine, job: Job) -> Iterator[Container]:
         init=True,
         shm_size="2g",
         pids_limit=8192,
+        device_requests=[DeviceRequest(count=job.gpus, capabilities=[["gpu"]])] if job.gpus else None,
     )
     try:
         if job.archive is not None and not made.put_archive(job.place, job.archive):
@@ -113,7 +119,9 @@ def shell(engine: Engine, job: Job) -> int:
     """A shell on this terminal, in a container that lives as long as the shell does."""
     if not sys.stdin.isatty():
         raise EngineError("a shell needs a terminal; `run SESSION` needs none")
-    waiting = Job(job.image, ["sleep", "infinity"], job.limit_s, job.environment, job.archive, job.place)
+    waiting = Job(
+        job.image, ["sleep", "infinity"], job.limit_s, job.environment, job.archive, job.place, gpus=job.gpus
+    )
     with living(engine, waiting) as made:
         made.start()
         words = engine.cli("exec", "-it", str(made.id), "bash")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ MAKERS = ("__init__.py", "environment.py", "locks.py", "process.py")
 
 BUILD_S = 3600.0
 NEEDED_BYTES = 14 * 2**30
+"""Of the CPU cell; a CUDA cell needs twice as much."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,28 @@ class Recipe:
     def dockerfile(self) -> Path:
         """`cpu.Dockerfile` for a cell without devices, else `cuda.Dockerfile`."""
         return self.root / FOLDER / ("cuda.Dockerfile" if self.cell.devices else "cpu.Dockerfile")
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The Debian packages of a base that is made here."""
+        return bases.GPU_PACKAGES if self.cell.devices else bases.PACKAGES
+
+    @property
+    def needed_bytes(self) -> int:
+        """The room that a build takes on the engine's disk."""
+        return NEEDED_BYTES * (2 if self.cell.devices else 1)
+
+    def words(self, session: str, arguments: Sequence[str]) -> list[str]:
+        """The command that runs a session in a container.
+
+        A session of the CPU cell adds the checkout to its environment itself; on a GPU host sessions run in the Python
+        that runs nox, so there it is added first, without an index.
+        """
+        nox = ["nox", "-s", session, *(["--", *arguments] if arguments else [])]
+        if not self.cell.devices:
+            return nox
+        pip = "python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable ."
+        return ["sh", "-ec", f'{pip}; exec "$@"', "sh", *nox]
 
     def context(self, folder: Path) -> None:
         """Lay everything that a build may see into an empty folder: locks and what makes a cell of them."""
@@ -62,12 +86,12 @@ def recipe(name: str) -> Recipe:
 def build(engine: Engine, made: Recipe, base: str, *, fresh: bool = False) -> str:
     """Build a cell's image and return its id. `fresh` uses no layer that stands already, base included."""
     free = shutil.disk_usage(_storage(engine)).free
-    if free < NEEDED_BYTES:
+    if free < made.needed_bytes:
         raise EngineError(
-            f"the engine's disk has {free / 2**30:.0f} GiB free, an image needs {NEEDED_BYTES / 2**30:.0f}: make "
+            f"the engine's disk has {free / 2**30:.0f} GiB free, an image needs {made.needed_bytes / 2**30:.0f}: make "
             "room, or set AFD_ENGINE_DIR to a directory on another disk"
         )
-    below = bases.chosen(engine, base, fresh=fresh)
+    below = bases.chosen(engine, base, made.packages, fresh=fresh)
     with tempfile.TemporaryDirectory(prefix="afd-image-") as scratch:
         folder = Path(scratch)
         (folder / "context").mkdir()
@@ -80,7 +104,7 @@ def build(engine: Engine, made: Recipe, base: str, *, fresh: bool = False) -> st
             command += ["--secret", f"id={name},src={path}"]
         command += ["--no-cache"] if fresh else []
         command += ["--file", str(made.dockerfile), str(folder / "context")]
-        print(f"building {made.tag}", flush=True)
+        print(f"building {made.tag}; {made.cell.debt.get('image', 'published')}", flush=True)
         variables = secrets.plain_environment() | {"DOCKER_BUILDKIT": "1"}
         stream(command, log=folder / "log", env=variables, timeout_s=BUILD_S)
     return standing(engine, made)

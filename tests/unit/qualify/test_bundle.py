@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from qualify import environment, locks
 from qualify.bundle import __main__ as command
 from qualify.bundle import pack, unpack
+from qualify.cells import ROOT, load
 
 
 @pytest.fixture
@@ -144,3 +146,24 @@ def test_nothing_is_overwritten(site: Path, tmp_path: Path) -> None:
     (tmp_path / "cell").mkdir()
     with pytest.raises(unpack.BundleError, match="exists already"):
         unpack.unpack(tmp_path / "out", tmp_path / "cell")
+
+
+def test_a_site_is_filled_with_exactly_what_the_cuda_lock_pins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hashes, no dependency beside them, wheels but for plain Python, for the Python and the C library of the cell."""
+    said = tmp_path / "said"
+    uv = tmp_path / "uv"
+    uv.write_text(f'#!/bin/sh\necho "$@" > {said}\n', encoding="utf-8")
+    uv.chmod(0o755)
+    monkeypatch.setattr(environment, "find_uv", lambda _: (str(uv),))
+    assert command.main(["install", "--site", str(tmp_path / "site")]) == 0
+    words = said.read_text(encoding="utf-8").split()
+    assert words[:2] == ["pip", "install"]
+    assert {"--no-deps", "--require-hashes", "--only-binary"} <= set(words)
+    assert words[words.index("--python-platform") + 1] == "x86_64-manylinux_2_31"
+    for cell in (load("h200x1"), load("h200x2")):
+        assert cell.glibc_min == pack.GLIBC
+        assert words[words.index("--python-version") + 1] in cell.python
+        assert words[words.index("--requirement") + 1] == str(ROOT / cell.locks[0])
+    assert set(pack.PURE_SOURCES) <= {pin.name for pin in locks.parse(locks.CUDA_LOCK.read_text())}

@@ -12,9 +12,11 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
+from qualify.cells import load
 from qualify.containers import __main__ as commands
 from qualify.containers import base, checkout, engine, image, secrets, tree
 from qualify.containers.engine import EngineError
@@ -86,20 +88,84 @@ def test_without_mmdebstrap_the_base_is_refused_with_what_to_install(
         base.bootstrap(tmp_path / "base.tar")
 
 
-def test_a_build_sees_the_locks_and_what_makes_a_cell_of_them_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["cpu", "h200x1", "h200x2"])
+def test_a_build_sees_the_locks_and_what_makes_a_cell_of_them_and_nothing_else(
+    name: str, tmp_path: Path
+) -> None:
     """And the image's name changes with the lock."""
-    made = image.recipe("cpu")
+    made = image.recipe(name)
     made.context(tmp_path)
     seen = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    makers = {f"qualify/{name}" for name in image.MAKERS}
+    makers = {f"qualify/{maker}" for maker in image.MAKERS}
     assert seen == {*made.cell.locks, *makers}
-    assert made.tag == f"afd-cpu:{made.cell.lock_digest()[:12]}"
+    assert made.tag == f"afd-{'cpu' if name == 'cpu' else 'cuda'}:{made.cell.lock_digest()[:12]}"
     words = ["python3", "-I", "-c", "import sys; sys.path.insert(0, '.'); import qualify.environment"]
     subprocess.run(words, cwd=tmp_path, check=True, timeout=60)
 
 
-def test_a_cell_without_a_lock_has_no_image() -> None:
+def _instructions(dockerfile: Path) -> list[str]:
+    """The instructions of a Dockerfile, continued lines joined, comments left out."""
+    lines = dockerfile.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if not line.startswith("#")).replace("\\\n", " ").splitlines()
+
+
+@pytest.mark.parametrize("name", ["cpu", "h200x1"])
+def test_an_image_is_a_given_base_hashed_locks_and_a_user_without_root(name: str) -> None:
+    """No image is named, nothing is fetched but what a lock pins, secrets stay mounts, and the last user is `afd`."""
+    steps = _instructions(image.recipe(name).dockerfile)
+    assert steps[:2] == ["ARG BASE", "FROM ${BASE}"]
+    assert [step.split()[0] for step in steps].count("FROM") == 1
+    assert [step for step in steps if step.startswith("USER")][-1] == "USER afd"
+    making = [step for step in steps if "/run/secrets/" in step]
+    assert len(making) == 1
+    assert making[0].startswith(
+        "RUN --mount=type=secret,id=index,uid=1000 --mount=type=secret,id=ca,uid=1000"
+    )
+    assert not [step for step in steps if step.startswith(("ADD", "ARG")) and step not in _ARGUMENTS]
+    assert not [step for step in steps if "apt-get" in step or "curl" in step or "wget" in step]
+
+
+_ARGUMENTS = {"ARG BASE", "ARG SOURCE_DATE_EPOCH"}
+
+
+def test_the_image_of_the_cuda_cells_installs_their_lock_and_says_that_it_is_unvalidated() -> None:
+    """One image for both cells, since they share their lock; until it ran on a GPU, its label and its text say so."""
+    made, other = image.recipe("h200x1"), image.recipe("h200x2")
+    assert (made.tag, made.dockerfile) == (other.tag, other.dockerfile)
+    text = made.dockerfile.read_text(encoding="utf-8")
+    assert "UNVALIDATED" in text
+    assert 'LABEL org.afd-plugin.validated="no"' in text
+    assert "image" in made.cell.debt
+    (lock,) = made.cell.locks
+    assert f"--no-deps --require-hashes --progress-bar off         --requirement {lock}" in text.replace(
+        "\\\n", ""
+    )
+    assert "gcc" in made.packages
+    assert "gcc" not in image.recipe("cpu").packages
+    assert base.recipe(made.packages) != base.recipe()
+    assert made.needed_bytes == 2 * image.recipe("cpu").needed_bytes
+
+
+def test_a_session_of_a_gpu_cell_finds_the_checkout_installed(tmp_path: Path) -> None:
+    """The CPU cell's sessions do that themselves; what a session is given stays apart, word by word."""
+    assert image.recipe("cpu").words("unit", ["-k", "a b"]) == ["nox", "-s", "unit", "--", "-k", "a b"]
+    words = image.recipe("h200x2").words("gpu_e2e", ["--cell", "a b"])
+    for name in ("python", "nox"):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\necho {name}; printf "<%s>" "$@"; echo\n', encoding="utf-8")
+        program.chmod(0o755)
+    variables = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    said = subprocess.run(words, env=variables, capture_output=True, text=True, check=True, timeout=20).stdout
+    installed, session = said.splitlines()[1::2]
+    assert installed.startswith("<-m><pip><install>")
+    assert installed.endswith("<--editable><.>")
+    assert session == "<-s><gpu_e2e><--><--cell><a b>"
+
+
+def test_a_cell_without_a_lock_has_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """There would be nothing exact to install."""
+    bare = msgspec.structs.replace(load("h200x2"), locks=(), lock_sha256=None)
+    monkeypatch.setattr(image, "load", lambda _: bare)
     with pytest.raises(EngineError, match="cell h200x2 has no lock yet"):
         image.recipe("h200x2")
 

@@ -48,8 +48,8 @@ def seen(**changes: Any) -> Observed:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout whose two CPU locks together are LOCK."""
-    for name, text in zip(CPU.locks, (LOCK, ""), strict=True):
+    """A checkout whose two CPU locks together are LOCK, as is the one of the CUDA cells."""
+    for name, text in zip((*CPU.locks, *H200.locks), (LOCK, "", LOCK), strict=True):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -96,25 +96,25 @@ def test_distributions_are_the_locks_with_their_markers_and_nothing_else() -> No
     assert lock_complaints(LOCK, {"a": "1.0"}) == ("b: locked 2.0, installed not",)
 
 
-def test_a_gpu_cell_wants_its_devices_driver_and_the_nccl_that_is_mapped() -> None:
+def test_a_gpu_cell_wants_its_devices_driver_and_the_nccl_that_is_mapped(root: Path) -> None:
     debt_free = msgspec.structs.replace(H200, vllm_artifacts="x", lock_sha256=None, debt={})
     device = Device("NVIDIA H200", "GPU-1", "9.0")
     right = {"python": "3.12.3", "vllm_distribution": "vllm", "vllm_artifacts": "x", "driver": "580.159.04"}
-    assert reconcile(debt_free, seen(**right, devices=(device,))) == ()
+    assert reconcile(debt_free, seen(**right, devices=(device,)), root) == ()
     other = Device("NVIDIA A100", "GPU-2", "8.0")
     said = reconcile(
-        debt_free, seen(**right | {"driver": "570.1", "nccl": "2.28.0"}, devices=(device, other))
+        debt_free, seen(**right | {"driver": "570.1", "nccl": "2.28.0"}, devices=(device, other)), root
     )
     assert [line.split(":")[0] for line in said] == ["nccl", "driver", "devices", "devices"]
-    assert reconcile(debt_free, seen(**right | {"driver": "not used"}, devices=(device,)))[0].startswith(
-        "driver"
-    )
+    assert reconcile(debt_free, seen(**right | {"driver": "not used"}, devices=(device,)), root)[
+        0
+    ].startswith("driver")
+    assert "a: locked nowhere, installed 1.0" in reconcile(debt_free, seen(**right, devices=(device,)))
 
 
 def test_what_nobody_has_seen_blocks_a_gpu_cell() -> None:
     said = reconcile(H200, seen())
     assert any(line.startswith("vllm_artifacts: never seen") for line in said)
-    assert any(line.startswith("lock_sha256: never seen") for line in said)
     assert not any(line.startswith("image") for line in said)
 
 
@@ -144,7 +144,7 @@ def test_only_the_recorded_lock_digests_are_renewed(root: Path) -> None:
     assert parse(renewed)["cpu"].lock_sha256 == CPU.lock_digest(root)
     before, after = text.splitlines(), renewed.splitlines()
     assert [new for old, new in zip(before, after, strict=True) if old != new] == [
-        f'lock_sha256 = "{CPU.lock_digest(root)}"'
+        f'lock_sha256 = "{cell.lock_digest(root)}"' for cell in (CPU, H200, H200)
     ]
 
 

