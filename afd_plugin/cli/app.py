@@ -53,7 +53,12 @@ from afd_plugin.config import AFDConfig, DensePlacement, GatePlacement, LinkSett
 from afd_plugin.errors import AFDError, ConfigRefused
 
 _DEFAULTS = LinkSettings()
-_PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
+# `-h` is none of click's short options here: it would be found within vLLM's own, as in `-cc.cudagraph_mode=...`
+_PASS_THROUGH = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": ["--help"],
+}
 _VLLM_HELP = (
     "Every other option is one of vLLM's own (`vllm serve`) and is passed on; put it after MODEL. "
     "What AFD cannot honour is refused by name."
@@ -383,7 +388,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run the command line ``arguments`` and return its exit code."""
     try:
-        app(arguments, prog_name="afd")
+        app(["--help" if word == "-h" else word for word in arguments], prog_name="afd")
     except AFDError as error:
         if "--debug" in arguments:
             traceback.print_exc()

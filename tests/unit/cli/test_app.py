@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from afd_plugin.cli.app import run
+from afd_plugin.cli.options import LaunchOptions
 from qualify.cli_reference import DOCUMENT, updated
 
 HEAVY = ("vllm", "torch", "zmq", "transformers", "pydantic_core._pydantic_core.vllm")
@@ -50,6 +51,20 @@ def test_help_is_fast_and_imports_nothing_heavy() -> None:
         assert done.returncode == 0, done.stderr
     assert fastest < 1.0
     assert "--attention-dp" in done.stdout
+
+
+def test_vllms_short_options_are_passed_on_as_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[LaunchOptions] = []
+    monkeypatch.setattr("afd_plugin.cli.run.run_serve", lambda options: seen.append(options) or 0)
+    words = ("-cc.cudagraph_mode=FULL_DECODE_ONLY", "-O2", "-ac.backend=TRITON_ATTN", "--max-num-seqs", "8")
+    assert run(["serve", "model", "--device", "cpu", *words]) == 0
+    assert seen[0].vllm == words
+
+
+@pytest.mark.parametrize("words", [["-h"], ["serve", "-h"], ["serve", "model", "-h"]])
+def test_help_is_had_by_its_short_name_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 0
+    assert "Usage: afd" in capsys.readouterr().out
 
 
 def test_the_launching_side_imports_neither_vllm_nor_torch() -> None:
