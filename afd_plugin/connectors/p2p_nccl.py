@@ -95,20 +95,21 @@ class P2pNcclAFDConnector(AFDConnector):
         shape = self.shape
         world = 1 + shape.lanes
         rank = _FFN_RANK if shape.lane is None else 1 + shape.lane
-        store = self._meeting.join(data, world)
+        self._meeting.join(data, world)
         names = {dtype: name for name, dtype in _ROUTER_DTYPES.items()}
-        self._meeting.publish(
+        documents = self._meeting.gather(
             f"rank {rank}",
+            [f"rank {other}" for other in range(world)],
             {
                 "device": device_uuid(shape.device),
                 "router_dtypes": [None if dtype is None else names[dtype] for dtype in self._router_dtypes],
             },
         )
-        documents = [self._meeting.collect(f"rank {other}") for other in range(world)]
         refuse_shared_gpus([str(document["device"]) for document in documents])
         if shape.lane is None:
             self._agree_on_routers(documents[1:])
-        group = StatelessProcessGroup(rank=rank, world_size=world, store=store)
+        # the group hands NCCL's ids round, pickled
+        group = StatelessProcessGroup(rank=rank, world_size=world, store=self._meeting.sealed_store())
         self._requests = self.direction_class(group, shape.device)
         self._answers = self.direction_class(group, shape.device)
         self._first_contact(rank)

@@ -388,6 +388,29 @@ def replays(end: End, connector: str, rows: int, count: int, stages: int) -> dic
         return {"wrong": wrong, "eager": sum(steps.eager), "replayed": sum(steps.replayed)}
 
 
+def in_flight(end: End, connector: str, rows: int, hidden: int, steps: int) -> dict[str, int]:
+    """Lanes send the rows of both stages before they take the first answer, unit by unit; every answer is compared."""
+    wrong = 0
+    with connected(end, connector, stages=2, max_tokens=rows, hidden=hidden) as plane:
+        for plan in plans([[[rows] * 2] * end.lanes] * steps):
+            if end.lane is None:
+                run_step(end, plane, plan)
+                continue
+            for unit in UNITS:
+                sent = []
+                for stage in range(2):
+                    exchange = Exchange(plan.step, unit.index, stage)
+                    states, logits = drawn(end.lane, exchange, rows, hidden)
+                    wanted = logits if unit.router_logits else None
+                    plane.send_hidden(exchange, unit, states, wanted)
+                    sent.append((exchange, computed(unit, states, wanted)))
+                for exchange, expected in sent:
+                    wrong += not torch.equal(plane.recv_output(exchange, rows), expected)
+        plane.check()
+        end.meet("done")
+    return {"wrong": wrong}
+
+
 def refused_on_one_gpu(end: End, connector: str) -> str:
     """NCCL's connector refuses ends that share a GPU; returns the sentence."""
     plane = make(end, connector)

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
+from vllm.distributed.utils import StatelessProcessGroup
 
 from afd_plugin.config import LinkSettings, Role
 from afd_plugin.connectors import exchange_ops as ops
@@ -17,6 +20,7 @@ from afd_plugin.connectors.base import ConnectorShape
 from afd_plugin.connectors.meeting import Meeting
 from afd_plugin.errors import ProtocolError, RendezvousTimeout
 from afd_plugin.plan import RemoteUnit, UnitKind
+from tests.unit.connectors import contract, scenarios
 
 SETTINGS = LinkSettings(token="of these tests", rendezvous_timeout_s=2)
 SHAPE = ConnectorShape(
@@ -78,6 +82,34 @@ def test_the_ends_of_a_data_plane_read_what_the_others_published() -> None:
     host.close()
 
 
+def test_who_hosts_the_store_leaves_when_all_have_read_all() -> None:
+    host, guest = _met(SETTINGS)
+    names, seen = ["ffn", "lane 0"], []
+    reader = threading.Thread(target=lambda: seen.append(host.gather("ffn", names, {"device": "a"})))
+    reader.start()
+    guest.publish("lane 0", {"device": "b"})
+    reader.join(0.3)
+    assert reader.is_alive(), "the host left before the guest had read"
+    assert guest.gather("lane 0", names, {"device": "b"}) == [{"device": "a"}, {"device": "b"}]
+    reader.join(5)
+    assert seen == [[{"device": "a"}, {"device": "b"}]]
+    guest.close()
+    host.close()
+
+
+def test_a_group_reads_what_a_holder_of_the_token_handed_round_and_nothing_else() -> None:
+    host, guest = _met(SETTINGS)
+    ends = [
+        StatelessProcessGroup(rank, 2, store=end.sealed_store()) for rank, end in enumerate((host, guest))
+    ]
+    assert ends[0].broadcast_obj(b"id", src=0) == ends[1].broadcast_obj(None, src=0) == b"id"
+    host._joined().set("broadcast_from/0/1", b"a stranger")
+    with pytest.raises(ProtocolError, match="does not hold this service's token"):
+        ends[1].broadcast_obj(None, src=0)
+    guest.close()
+    host.close()
+
+
 def test_a_document_of_somebody_without_the_token_is_refused() -> None:
     host, stranger = _met(replace(SETTINGS, token="another"))
     stranger.publish("lane 0", {"handle": "66"})
@@ -93,3 +125,15 @@ def test_an_end_that_does_not_come_is_named_within_the_bound() -> None:
         host.collect("lane 0")
     guest.close()
     host.close()
+
+
+def test_every_scenario_that_a_contract_test_names_exists() -> None:
+    """Most run on a GPU host only, where a wrong name would cost a lease."""
+    here = Path(contract.__file__)
+    gpu = here.parents[2] / "gpu_e2e/test_contract.py"
+    files = [here, gpu, *here.parent.glob("test_*.py")]
+    named = {
+        name for file in files for name in re.findall(r'\.run\(\s*"(\w+)"', file.read_text(encoding="utf-8"))
+    }
+    assert {"in_flight", "replays", "refused_on_one_gpu"} <= named
+    assert sorted(name for name in named if not callable(vars(scenarios).get(name))) == []
