@@ -71,7 +71,7 @@ def test_lists_of_cells_are_chosen_by_name_or_spelt_out() -> None:
     spelt = parity.chosen([{"model": "qwen3-moe", "mode": "graph", "microbatches": 2}])
     assert [case.name for case in spelt] == ["qwen3-moe-graph-gate-ffn-dbo"]
     names = [case.name for case in parity.chosen("nvlink")]
-    assert len(set(names)) == len(names) == 17
+    assert len(set(names)) == len(names) == 19
     assert {name.partition("gate-")[2].split("-")[1] for name in names} == {"nccl", "nvlink", "attention"}
 
 
