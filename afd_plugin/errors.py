@@ -239,6 +239,13 @@ class EngineGone(AFDError):
     )
 
 
+class DrainTimeout(AFDError):
+    """Requests still ran when the time for a clean stop was over, and ended with an error; or a process did not end."""
+
+    name = "drain-timeout"
+    mend = "Raise --drain-timeout above what the longest request takes."
+
+
 class ProtocolError(AFDError):
     """A peer sent a message that contradicts the protocol or another peer's message."""
 

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,6 +58,18 @@ def stop_requested(env: Mapping[str, str] = os.environ) -> bool:
     """Whether the launcher has begun a clean stop; False without a launcher."""
     path = env.get(REPORT_VARIABLE)
     return path is not None and Path(path).with_name(STOPPING_NAME).exists()
+
+
+def stopping_for(env: Mapping[str, str] = os.environ) -> float:
+    """Seconds since the launcher began a clean stop; 0.0 while it has not, and without a launcher. Microseconds."""
+    path = env.get(REPORT_VARIABLE)
+    if path is None:
+        return 0.0
+    try:
+        begun = os.stat(os.path.join(os.path.dirname(path), STOPPING_NAME)).st_mtime
+    except OSError:
+        return 0.0
+    return max(0.0, time.time() - begun)
 
 
 def _send(content: dict[str, object], env: Mapping[str, str] = os.environ) -> None:

@@ -55,12 +55,6 @@ LAUNCHER = (
         "Raise --startup-timeout for large models.",
     ),
     (
-        "drain-timeout",
-        1,
-        "Requests did not finish in time after a request to stop.",
-        "Raise --drain-timeout.",
-    ),
-    (
         "unclean-stop",
         1,
         "Something had to be ended by SIGKILL although nothing had failed.",

@@ -20,6 +20,9 @@ from afd_plugin.v1.refusals import V2_RUNNER_VARIABLE
 WORKER_GRACE = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"
 STEP_BOUND = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 VLLM_STEP_BOUND_S = 300
+VLLM_BEHIND_S = 10
+"""vLLM's own end of a drain comes so long after ours: it kills the engine and says nothing to those who still wait."""
+
 DEBUG_VARIABLE = "AFD_DEBUG"
 METRICS = {DIRECTORY_VARIABLE: "metrics"}
 """Each child's processes leave their metrics in a folder that lives as long as the child."""
@@ -68,7 +71,7 @@ def attention_child(options: LaunchOptions, env: Mapping[str, str], share: Devic
     extra = options.arguments(Role.ATTENTION)
     words = ["--host", options.host, "--port", str(options.port), *extra]
     if not given(extra, "--shutdown-timeout"):
-        words += ["--shutdown-timeout", str(int(options.link.drain_timeout_s))]
+        words += ["--shutdown-timeout", str(int(options.link.drain_timeout_s + VLLM_BEHIND_S))]
     words += _memory(extra, share)
     command = _command(options, Role.ATTENTION, words, options.afd.member)
     return ChildSpec("attention-0", command, env, stop_order=0, scratch=METRICS)

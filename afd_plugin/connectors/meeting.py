@@ -32,9 +32,9 @@ class SealedStore(Store):
         self._store = store
         self._token = token
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # torch's stub knows text alone
         """Keep ``value``, sealed, under ``key``."""
-        self._store.set(key, seal(self._token, key, value) + value)
+        self._store.set(key, seal(self._token, key, value) + value)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes:
         """The value under ``key``, once it is there; ``ProtocolError`` when no holder of the token wrote it."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from afd_plugin.errors import DrainTimeout, EngineGone
 from afd_plugin.report import REPORT_VARIABLE, SOURCE_VARIABLE, STOPPING_NAME
 from afd_plugin.supervisor.child import Child
 from afd_plugin.supervisor.folder import fresh_scratch, working_folder, write_state
@@ -27,6 +28,9 @@ from afd_plugin.supervisor.spec import ChildSpec, Fault, Outcome, TimeLimits, ch
 _PROGRESS_SECONDS = 15.0
 _MEMBERS_EVERY = 5  # probes between two full listings of processes, once the service is ready
 _OWN = "afd"
+_ENGINE_PROCESS = "VLLM::"
+"""In the titles of vLLM's engine cores and workers."""
+
 _REFUSED = 2
 
 Details = Mapping[str, str | int | float]
@@ -78,6 +82,7 @@ class Supervisor:
         self._known: list[psutil.Process] = []
         self._serving: dict[int, str] = {}
         self._suspects: set[int] = set()
+        self._lost_since: float | None = None
         self._probes = 0
 
     def run(self) -> Outcome:
@@ -249,7 +254,7 @@ class Supervisor:
 
     def _probe(self, guardian: Guardian) -> None:
         """Look for stopped processes; one seen stopped twice in a row is ended, since nothing else ends
-        it.
+        it. And for engine processes that are gone while their child goes on as if it could still answer.
         """
         if not guardian.alive():
             self._fault(
@@ -258,8 +263,10 @@ class Supervisor:
                 "The guardian process of this launcher was ended or stopped by somebody.",
             )
             return
-        if len(self._ready) < len(self._children) or self._revivals or self._probes % _MEMBERS_EVERY == 0:
+        starting = len(self._ready) < len(self._children) or bool(self._revivals)
+        if starting or self._lost_since is not None or self._probes % _MEMBERS_EVERY == 0:
             self._known = self._members()
+            self._look_for_lost(starting)
         self._probes += 1
         found = stopped(self._known)
         for process in found:
@@ -273,6 +280,24 @@ class Supervisor:
                     owner, "process-stopped", f"Process {what} of {owner} was stopped; it has been ended."
                 )
         self._suspects = {process.pid for process in found}
+
+    def _look_for_lost(self, starting: bool) -> None:
+        """An engine's processes end with their child, at once or when its clients have had their errors. vLLM's HTTP
+        server that has killed its engine at the end of a drain does neither: its clients would wait for ever.
+        """
+        alive = {process.pid for process in self._known}
+        lost = [name for pid, name in self._serving.items() if pid not in alive and _ENGINE_PROCESS in name]
+        now = time.monotonic()
+        if starting or not lost:
+            self._lost_since = None
+        elif self._lost_since is None:
+            self._lost_since = now
+        elif now - self._lost_since > self._limits.answer and not self._faults:
+            self._fault(
+                _OWN,
+                EngineGone.name,
+                f"{', '.join(lost)} ended, and what they belonged to went on without them.",
+            )
 
     def _owner(self, process: psutil.Process) -> str:
         for child in self._children:
@@ -316,7 +341,7 @@ class Supervisor:
         if running and not self._faults and self._asked < 2:
             self._fault(
                 _OWN,
-                "drain-timeout",
+                DrainTimeout.name,
                 f"{', '.join(running)} did not stop in {self._limits.drain:.0f} s; raise --drain-timeout.",
             )
         elif self._faults and self._asked < 2:

@@ -18,11 +18,12 @@ import psutil
 import pytest
 import zmq
 
+from afd_plugin.cli.launch import VLLM_BEHIND_S
 from afd_plugin.config import AFDConfig, LinkSettings, Role
 from afd_plugin.control import AttentionControl, Fingerprint
 from afd_plugin.control.address import Address
 from afd_plugin.control.sockets import dial
-from afd_plugin.errors import AFDError
+from afd_plugin.errors import AFDError, DrainTimeout
 from afd_plugin.topology import Topology
 from tests.e2e.chaos import (
     BOUND_S,
@@ -160,6 +161,39 @@ def test_every_fault_at_every_moment_is_an_error_within_the_bound_and_leaves_not
     moment: str,
 ) -> None:
     strike_and_check(checkpoints[MODEL], tmp_path, ports, victim, number, moment)
+
+
+DRAIN_S = 2.0
+
+
+@pytest.mark.parametrize(
+    ("victim", "bound_s"),
+    [
+        (Victim.ATTENTION_LAUNCHER, DRAIN_S + BOUND_S),
+        # struck past its launcher: vLLM drains by itself, kills its engine and waits for clients that wait for it
+        pytest.param(Victim.HTTP, DRAIN_S + VLLM_BEHIND_S + 1.5 * BOUND_S, marks=pytest.mark.full),
+    ],
+    ids=lambda value: value.value if isinstance(value, Victim) else "",
+)
+def test_requests_that_outlast_the_drain_of_a_stop_end_with_an_error(
+    checkpoints: dict[str, Path], tmp_path: Path, ports: tuple[int, int], victim: Victim, bound_s: float
+) -> None:
+    options = ("--drain-timeout", f"{DRAIN_S:g}")
+    with Deployment(checkpoints[MODEL], tmp_path, ports, together=True, options=options) as deployment:
+        deployment.await_ready()
+        process = deployment.find(victim)
+        clients = [Client(deployment.http, "Hi", 4000, patience_s=2 * bound_s) for _ in range(2)]
+        assert all(client.started.wait(30) for client in clients), "no token came"
+        seen = deployment.watch(strike(process, signal.SIGTERM), clients, 2 * bound_s)
+        print(f"chaos: drain of {victim.value}: {seen.row()}")
+        context = f"{seen.row()}\n{deployment.tails()}"
+        assert {answer.ended for answer in seen.answers} <= {"error", "reset"}, context
+        assert seen.answered_after <= bound_s, context
+        assert seen.exit_codes[0] == 1, context
+        assert seen.last_lines[0].startswith("afd: "), context
+        if victim is Victim.ATTENTION_LAUNCHER:
+            assert DrainTimeout.name in seen.last_lines[0], context
+        assert seen.left == []
 
 
 def test_intruders_change_nothing_and_then_a_killed_ffn_worker_is_named_by_both_launchers(

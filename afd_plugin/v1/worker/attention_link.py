@@ -7,6 +7,7 @@ and a connector; the others receive each output by vLLM's own broadcast.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +20,12 @@ from vllm.v1.worker.ubatching import dbo_current_ubatch_id, dbo_yield
 
 from afd_plugin.connectors.base import AFDConnector
 from afd_plugin.control import AttentionControl
-from afd_plugin.errors import ProtocolError
+from afd_plugin.errors import DrainTimeout, ProtocolError
 from afd_plugin.model.placeholders import RemoteCall, RemoteDense
 from afd_plugin.model.remote_runner import RemoteMoERunner
 from afd_plugin.model.scan import BoundUnit
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan
+from afd_plugin.report import stopping_for
 from afd_plugin.v1.worker.ranges import RANGES
 from afd_plugin.v1.worker.role_report import RECENT
 from afd_plugin.v1.worker.step_tracing import StepTracing, span_of
@@ -72,6 +74,9 @@ class AttentionLink:
         self.independent = False
         """Whether this lane is an engine of its own, whose steps no other lane takes part in."""
 
+        self.drain_timeout_s = math.inf
+        """From the launcher's stop on, how long steps are still made for the requests that run."""
+
         self.counts = StepCounts()
         self.recent_exchange_s: deque[float] = deque(maxlen=RECENT)
         """Host time of the last exchanges, for the report that a bench reads."""
@@ -108,6 +113,7 @@ class AttentionLink:
         self._next_step += 1
         self.last_step = plan.step
         self.check()
+        self._check_drain()
         self._announce(plan)
         self._plan, self._issued = plan, [0] * plan.stages
         try:
@@ -144,6 +150,17 @@ class AttentionLink:
             self._control.check()
         if self._connector is not None:
             self._connector.check()
+
+    def _check_drain(self) -> None:
+        """Give up what still runs when a clean stop has taken its time: vLLM would leave its clients without a word."""
+        if self._control is None or stopping_for() <= self.drain_timeout_s:
+            return
+        error = DrainTimeout(
+            f"Requests were still running {self.drain_timeout_s:g} s after the stop began; they end with an error."
+        )
+        if self._on_error is not None:
+            self._on_error(error)
+        raise error
 
     def exchange(
         self, unit: RemoteUnit, hidden: torch.Tensor, router_logits: torch.Tensor | None

@@ -101,6 +101,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
             self.membership = control.wait_ready()
             self.connector.connect(self._offers(self.membership))
         link = self._make_link()
+        link.drain_timeout_s = self.link_settings.drain_timeout_s
         link.independent = self.afd_config.topology.independent_lanes
         link.tracing = self._step_tracing()
         self.link = link

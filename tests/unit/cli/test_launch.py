@@ -39,7 +39,7 @@ def test_the_attention_child_serves_http_with_its_role_and_a_drain() -> None:
     assert json.loads(spec.argv[3])["role"] == "attention"
     assert spec.argv[4:] == (
         *("model", "--host", "127.0.0.1", "--port", "8123", "--dtype", "bfloat16"),
-        *("--api-key", "k", "--shutdown-timeout", "30"),
+        *("--api-key", "k", "--shutdown-timeout", "40"),
     )
     assert spec.stop_order == 0
 

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,16 @@ def test_phases_and_failures_arrive_in_order(tmp_path: Path, monkeypatch: pytest
     assert (got[1].error, got[1].message, got[1].exit_code) == ("rendezvous-timeout", "Lane 0 is missing.", 4)
     assert (got[2].error, got[2].exit_code) == ("ValueError", 1)
     assert not inbox.path.exists()
+
+
+def test_a_process_knows_for_how_long_its_launcher_has_been_stopping(tmp_path: Path) -> None:
+    env = {report.REPORT_VARIABLE: str(tmp_path / "report")}
+    assert report.stopping_for({}) == report.stopping_for(env) == 0.0
+    marker = tmp_path / report.STOPPING_NAME
+    marker.touch()
+    assert 0.0 <= report.stopping_for(env) < 5.0
+    os.utime(marker, (0, time.time() - 60))
+    assert 60.0 <= report.stopping_for(env) < 65.0
 
 
 def test_without_a_launcher_reports_do_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -155,6 +155,27 @@ def test_a_stopped_grandchild_is_found_ended_and_named_within_the_bound(tmp_path
     assert run.left() == []
 
 
+def test_a_child_that_goes_on_without_its_engine_is_ended_and_the_engine_named(tmp_path: Path) -> None:
+    body = """
+    engine = "open('/proc/self/comm', 'w').write('VLLM::Worker'); import time; time.sleep(60)"
+    inner = subprocess.Popen([sys.executable, '-c', engine])
+    while 'VLLM' not in open(f'/proc/{inner.pid}/comm').read():
+        time.sleep(0.01)
+    report.phase('serving')
+    time.sleep(0.5)
+    inner.kill()
+    inner.wait()
+    stop.wait()
+    """
+    begun = time.monotonic()
+    run = Run(tmp_path, child("a", body))
+    assert run.outcome.cause is not None
+    assert run.outcome.cause.error == "engine-gone"
+    assert "VLLM::Worker" in run.outcome.cause.message
+    assert time.monotonic() - begun < 10
+    assert run.left() == []
+
+
 def test_a_stubborn_child_is_killed_counted_and_makes_the_stop_unclean(tmp_path: Path) -> None:
     body = f"""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
