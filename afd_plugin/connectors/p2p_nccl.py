@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``P2pNcclAFDConnector``: NCCL point-to-point between GPUs of one or more hosts.
 
-**Not validated yet**: NCCL refuses two ranks on one GPU, and this code has not run on several
-(docs/support.md).
+Ran on two GPUs of one host (`evidence/h200x2`); between hosts it has not run. NCCL refuses two ranks on one GPU.
 
 Two communicators per FFN group, one per direction, so that requests and answers never block each other,
 whatever their size. Each has a stream of its own; the caller's stream is joined by events, which a CUDA graph
@@ -13,6 +12,7 @@ the rows of every lane land next to each other in one buffer, so nothing is gath
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -21,7 +21,7 @@ from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 from vllm.distributed.utils import StatelessProcessGroup
 
 from afd_plugin.config import LinkSettings
-from afd_plugin.connectors.base import AFDConnector, ConnectorShape
+from afd_plugin.connectors.base import AFDConnector, ConnectorShape, DeviceSteps
 from afd_plugin.connectors.cuda_memory import device_uuid
 from afd_plugin.connectors.meeting import Meeting
 from afd_plugin.errors import ConfigRefused, PeerLost, ProtocolError
@@ -30,6 +30,9 @@ from afd_plugin.plan import LOGIT_BYTES, Exchange, RemoteUnit
 logger = logging.getLogger(__name__)
 
 _FFN_RANK = 0
+_ABORT_AHEAD_S = 0.1
+"""An abort has taken effect on the device when it has run for so long, even if it then waits."""
+
 _ROUTER_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -81,6 +84,7 @@ class P2pNcclAFDConnector(AFDConnector):
             torch.empty(rows * width, dtype=torch.uint8, device=shape.device) for _ in range(shape.stages)
         ]
         self._router_dtypes = shape.router_dtypes
+        self._steps = torch.zeros(2, shape.stages, dtype=torch.int64, device=shape.device)
         self._held: list[list[torch.Tensor]] = [[] for _ in range(shape.stages)]
         """What is being sent, by stage: its memory must not be reused before the sends are joined."""
         self._meeting = Meeting(settings)
@@ -158,6 +162,7 @@ class P2pNcclAFDConnector(AFDConnector):
     def recv_output(self, exchange: Exchange, rows: int) -> torch.Tensor:
         direction = self._joined(self._answers)
         output = self._inbound[exchange.stage][:rows]
+        self._count_step(exchange)
         with direction.transfers() as nccl:
             nccl.recv(output, _FFN_RANK, stream=direction.stream)
         direction.hold_caller()
@@ -175,6 +180,7 @@ class P2pNcclAFDConnector(AFDConnector):
         if not total:
             return hidden, logits
         direction = self._joined(self._requests)
+        self._count_step(exchange)
         received: list[torch.Tensor] = []
         with direction.transfers() as nccl:
             start = 0
@@ -212,6 +218,16 @@ class P2pNcclAFDConnector(AFDConnector):
         held = self._logits[stage][: rows * unit.router_logits * dtype.itemsize]
         return held.view(dtype).view(rows, unit.router_logits)
 
+    def _count_step(self, exchange: Exchange) -> None:
+        """Let the device count this step: once per stage, apart for steps that run from a captured graph."""
+        if exchange.unit == self.shape.units[0].index:
+            captured = int(torch.cuda.is_current_stream_capturing())
+            self._steps[captured, exchange.stage].add_(1)
+
+    def device_steps(self) -> DeviceSteps:
+        eager, captured = self._steps.tolist()
+        return DeviceSteps(tuple(eager), tuple(captured))
+
     def _joined(self, direction: Direction | None) -> Direction:
         if direction is None or self._aborted:
             raise PeerLost("the data plane is closed or aborted; no exchange can run.")
@@ -247,9 +263,23 @@ class P2pNcclAFDConnector(AFDConnector):
         self._meeting.close()
 
     def _destroy(self) -> None:
-        for direction in (self._requests, self._answers):
-            if direction is not None:
-                direction.communicator.destroy()
+        """Abort both communicators. What this end sends on goes first: an aborted receive lets the work behind it run,
+        and what that computes must find nothing to travel on. vLLM's abort can wait for kernels of the other one, so
+        both run side by side; each is bounded by vLLM.
+        """
+        ordered = (
+            [self._answers, self._requests] if self.shape.lane is None else [self._requests, self._answers]
+        )
+        aborts = [
+            threading.Thread(target=one.communicator.destroy, daemon=True)
+            for one in ordered
+            if one is not None
+        ]
+        for thread in aborts:
+            thread.start()
+            thread.join(_ABORT_AHEAD_S)
+        for thread in aborts:
+            thread.join()
 
 
 def refuse_shared_gpus(devices: Sequence[str]) -> None:
