@@ -30,6 +30,9 @@ from afd_plugin.plan import LOGIT_BYTES, Exchange, RemoteUnit
 logger = logging.getLogger(__name__)
 
 _FFN_RANK = 0
+_ABORT_S = 10.0
+"""vLLM gives up waiting for an abort after 5 s."""
+
 _ABORT_AHEAD_S = 0.1
 """An abort has taken effect on the device when it has run for so long, even if it then waits."""
 
@@ -279,7 +282,7 @@ class P2pNcclAFDConnector(AFDConnector):
             thread.start()
             thread.join(_ABORT_AHEAD_S)
         for thread in aborts:
-            thread.join()
+            thread.join(_ABORT_S)
 
 
 def refuse_shared_gpus(devices: Sequence[str]) -> None:

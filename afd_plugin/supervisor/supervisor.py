@@ -19,6 +19,7 @@ from afd_plugin.supervisor.child import Child
 from afd_plugin.supervisor.folder import fresh_scratch, working_folder, write_state
 from afd_plugin.supervisor.guardian import Guardian
 from afd_plugin.supervisor.inbox import Report, ReportInbox
+from afd_plugin.supervisor.losses import Losses
 from afd_plugin.supervisor.processes import describe, end_all, members_of, stopped, wait_gone
 from afd_plugin.supervisor.restarts import Revivals
 from afd_plugin.supervisor.signals import stop_signals
@@ -28,9 +29,6 @@ from afd_plugin.supervisor.spec import ChildSpec, Fault, Outcome, TimeLimits, ch
 _PROGRESS_SECONDS = 15.0
 _MEMBERS_EVERY = 5  # probes between two full listings of processes, once the service is ready
 _OWN = "afd"
-_ENGINE_PROCESS = "VLLM::"
-"""In the titles of vLLM's engine cores and workers."""
-
 _REFUSED = 2
 
 Details = Mapping[str, str | int | float]
@@ -82,7 +80,7 @@ class Supervisor:
         self._known: list[psutil.Process] = []
         self._serving: dict[int, str] = {}
         self._suspects: set[int] = set()
-        self._lost_since: float | None = None
+        self._losses = Losses(limits.answer)
         self._probes = 0
 
     def run(self) -> Outcome:
@@ -264,9 +262,13 @@ class Supervisor:
             )
             return
         starting = len(self._ready) < len(self._children) or bool(self._revivals)
-        if starting or self._lost_since is not None or self._probes % _MEMBERS_EVERY == 0:
+        if starting or self._losses.seen or self._probes % _MEMBERS_EVERY == 0:
             self._known = self._members()
-            self._look_for_lost(starting)
+            serving = {} if starting else self._serving
+            lost = self._losses.overdue(serving, {process.pid for process in self._known}, time.monotonic())
+            if lost and not self._faults:
+                what = f"{lost} ended, and what it belonged to went on without it."
+                self._fault(_OWN, EngineGone.name, what)
         self._probes += 1
         found = stopped(self._known)
         for process in found:
@@ -280,24 +282,6 @@ class Supervisor:
                     owner, "process-stopped", f"Process {what} of {owner} was stopped; it has been ended."
                 )
         self._suspects = {process.pid for process in found}
-
-    def _look_for_lost(self, starting: bool) -> None:
-        """An engine's processes end with their child, at once or when its clients have had their errors. vLLM's HTTP
-        server that has killed its engine at the end of a drain does neither: its clients would wait for ever.
-        """
-        alive = {process.pid for process in self._known}
-        lost = [name for pid, name in self._serving.items() if pid not in alive and _ENGINE_PROCESS in name]
-        now = time.monotonic()
-        if starting or not lost:
-            self._lost_since = None
-        elif self._lost_since is None:
-            self._lost_since = now
-        elif now - self._lost_since > self._limits.answer and not self._faults:
-            self._fault(
-                _OWN,
-                EngineGone.name,
-                f"{', '.join(lost)} ended, and what they belonged to went on without them.",
-            )
 
     def _owner(self, process: psutil.Process) -> str:
         for child in self._children:

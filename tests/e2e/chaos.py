@@ -331,6 +331,7 @@ class Deployment:
 
     def pause_until(self, moment: float) -> None:
         """Let the service run until `moment` seconds after its start."""
+        # lint: allow sleeping: a stretch of time in which nothing happens is what is wanted
         time.sleep(max(0.0, self.began + moment - time.monotonic()))
 
     def watch(self, fault_at: float, clients: Sequence[Client], gone_bound_s: float) -> Aftermath:

@@ -59,7 +59,9 @@ def _serve(lane: int | None, lanes: int, connection: Connection, environment: di
     os.environ.update(environment)
     devices = environment.get(DEVICES, "cpu").split(",")
     os.environ[DEVICES] = devices[(0 if lane is None else 1 + lane) % len(devices)]
-    from tests.unit.connectors import scenarios
+    from tests.unit.connectors import device_scenarios, scenarios
+
+    known = {**vars(scenarios), **vars(device_scenarios)}
 
     end = End(lane, lanes, connection)
     connection.send(("ready", None))
@@ -71,7 +73,7 @@ def _serve(lane: int | None, lanes: int, connection: Connection, environment: di
             continue
         name, arguments = content
         try:
-            connection.send(("result", getattr(scenarios, name)(end, **arguments)))
+            connection.send(("result", known[name](end, **arguments)))
         except BaseException as error:  # noqa: BLE001 - handed to the test
             connection.send(("error", (type(error).__name__, str(error), traceback.format_exc())))
 

@@ -20,7 +20,7 @@ from afd_plugin.connectors.base import ConnectorShape
 from afd_plugin.connectors.meeting import Meeting
 from afd_plugin.errors import ProtocolError, RendezvousTimeout
 from afd_plugin.plan import RemoteUnit, UnitKind
-from tests.unit.connectors import contract, scenarios
+from tests.unit.connectors import contract, device_scenarios, scenarios
 
 SETTINGS = LinkSettings(token="of these tests", rendezvous_timeout_s=2)
 SHAPE = ConnectorShape(
@@ -135,5 +135,6 @@ def test_every_scenario_that_a_contract_test_names_exists() -> None:
     named = {
         name for file in files for name in re.findall(r'\.run\(\s*"(\w+)"', file.read_text(encoding="utf-8"))
     }
+    known = {**vars(scenarios), **vars(device_scenarios)}
     assert {"in_flight", "replays", "refused_on_one_gpu"} <= named
-    assert sorted(name for name in named if not callable(vars(scenarios).get(name))) == []
+    assert sorted(name for name in named if not callable(known.get(name))) == []
