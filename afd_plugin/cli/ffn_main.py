@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from afd_plugin import report
 from afd_plugin.cli.child import EngineError, checked_config, run_child
+from afd_plugin.cli.companions import Companions
 from afd_plugin.config import AFDConfig
 from afd_plugin.errors import ConfigRefused, PortInUse
 from afd_plugin.observability.status import STATUS_VARIABLE, StatusServer
@@ -89,10 +90,12 @@ def _phase(status: StatusServer | None, name: str) -> None:
 
 def _serve(executor: MultiprocExecutor, status: StatusServer | None) -> None:
     asked = False
+    companions = Companions([worker.proc for worker in executor.workers])
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
+        companions.let_end()
         for worker in executor.workers:  # they leave their wait, tell attention, and close both planes
             worker.proc.terminate()
 
@@ -118,6 +121,7 @@ def _serve(executor: MultiprocExecutor, status: StatusServer | None) -> None:
         # It ends by itself now. A SIGTERM that comes late, because another FFN process ended first, must not reach a
         # handler that touches workers which are gone: raised while Python ends, it makes the exit code 120.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        companions.close()
         executor.shutdown()
 
 

@@ -53,10 +53,14 @@ class Death:
 def die_if(moment: str, unit: int = 0, rows: int = 1) -> None:
     """Carry out the next order if this is its moment."""
     for path in sorted(Path(os.environ[DEATHS]).glob("*.json"))[:1]:
-        death = Death(**json.loads(path.read_text(encoding="utf-8")))
-        if (death.moment, death.unit) == (moment, unit) and death.least <= rows <= death.most:
+        try:
+            death = Death(**json.loads(path.read_text(encoding="utf-8")))
+            if (death.moment, death.unit) != (moment, unit) or not death.least <= rows <= death.most:
+                return
             path.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+        except FileNotFoundError:  # another rank has taken the order
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class HalfAnswering:
@@ -80,7 +84,8 @@ class DyingService(FFNService):
 
     def serve(self) -> None:
         threading.Thread(target=self._watch, daemon=True).start()
-        self._connector = HalfAnswering(self._connector)
+        if self._connector is not None:
+            self._connector = HalfAnswering(self._connector)
         super().serve()
 
     def _watch(self) -> None:

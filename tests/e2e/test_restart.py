@@ -5,8 +5,10 @@ Deaths are planted inside the FFN at an exact exchange, so that each case of the
 """
 
 import json
+import re
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -91,6 +93,18 @@ def await_reconnects(service: Service, expected: int) -> None:
         time.sleep(0.2)
 
 
+def await_published(deployment: Deployment, expected: int) -> None:
+    """vLLM's own `/metrics` counts the reconnects, within seconds; a fork of the zygote would publish nothing."""
+    deadline = time.monotonic() + 10
+    found: list[float] = []
+    while sum(found) != expected:
+        assert time.monotonic() < deadline, f"published reconnects: {found}"
+        time.sleep(0.2)
+        with urllib.request.urlopen(f"http://127.0.0.1:{deployment.http}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        found = [float(one) for one in re.findall(r"^afd:reconnects_total\{.*\} (\S+)$", text, re.MULTILINE)]
+
+
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request takes as long as the starts that it waits for."""
@@ -138,6 +152,32 @@ def test_2a1f_both_lanes_resume_wherever_each_of_them_was(
     reports = service.role_reports()
     assert [reports[f"attention-{one}-0"]["reconnects"] for one in range(2)] == [3, 3]
     assert service.log.read_text(encoding="utf-8").count("send the last rows again") == 2
+    print(times(service))
+
+
+@pytest.mark.full
+def test_2a2f_tensor_parallel_ranks_of_both_roles_wait_for_their_leaders(
+    checkpoints: dict[str, Path], python: Path, tmp_path: Path
+) -> None:
+    topology = Topology(attention_tp=2, ffn_tp=2)
+    engine = EngineArguments(tensor_parallel_size=2)
+    native = list(reference(checkpoints[MODEL], engine, python=python).generations)
+    deaths = tmp_path / "deaths"
+    deaths.mkdir()
+    command = dying_serve(python, options(topology))
+    with running(command, checkpoints[MODEL], ENGINE, tmp_path / "afd", **{DEATHS: str(deaths)}) as service:
+        for number, death in enumerate(
+            [
+                Death(unit=1, least=2),  # either rank of the FFN dies, in a prefill
+                Death(unit=2, most=1),  # in decode
+                Death(unit=1, most=1, moment="answering"),  # the leader, when attention has the answer
+            ]
+        ):
+            order = death.order(deaths, str(number))
+            ask(service.endpoint, number, native)
+            carried_out([order])
+    reports = service.role_reports()
+    assert [reports[f"attention-0-{rank}"]["reconnects"] for rank in range(2)] == [3, 0], "the leader alone"
     print(times(service))
 
 
@@ -249,7 +289,7 @@ def test_attention_that_dies_while_its_ffn_is_down_ends_the_service(
         (Victim.FFN_WORKER, signal.SIGSTOP),
         (Victim.FFN_HOST, signal.SIGKILL),
     ],
-    ids=str,
+    ids=["worker-killed", "worker-stopped", "host-killed"],
 )
 def test_real_processes_struck_from_outside_come_back(
     checkpoints: dict[str, Path], tmp_path: Path, victim: Victim, number: signal.Signals, moment: str
@@ -268,6 +308,7 @@ def test_real_processes_struck_from_outside_come_back(
         if moment != "idle":
             strike(process, number)
         answer = struck.result()
+        await_published(deployment, 1)
         assert (quiet.ended, answer.ended, answer.tokens) == ("complete", "complete", 300), deployment.tails()
         assert deployment.attention.process.poll() is None
         deployment.attention.process.send_signal(signal.SIGTERM)
