@@ -32,6 +32,9 @@ CUDA_RELEASE = "13.0"
 TORCH_TARGET = "0x020d000000000000"
 """TORCH_TARGET_VERSION of the stable ABI: 2.13."""
 
+INSTALLED = Path("/usr/local/cuda/bin/nvcc")
+"""Where an installed toolkit usually has it."""
+
 ARCHITECTURES = (80, 90, 100)
 """Machine code for these compute capabilities; PTX of the last serves later ones."""
 
@@ -76,7 +79,7 @@ def _nvcc() -> Path:
     candidates = [Path(home) / "bin" / "nvcc"] if home else []
     on_path = shutil.which("nvcc")
     candidates += [Path(on_path).resolve()] if on_path else []
-    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
+    candidates.append(INSTALLED)
     spec = find_spec("nvidia")
     for base in spec.submodule_search_locations or () if spec else ():
         candidates.append(Path(base) / "cu13" / "bin" / "nvcc")

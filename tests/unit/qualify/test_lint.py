@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from qualify.lint import __main__ as command
 from qualify.lint import code, text
 from qualify.lint.__main__ import check, check_python, fix
 from qualify.lint.dependencies import declared, dependencies
@@ -263,3 +264,31 @@ def test_fix_adds_the_licence_line_once(checkout: Path) -> None:
     assert fix(checkout) == ["tests.py"]
     assert fix(checkout) == []
     assert check(checkout) == []
+
+
+def test_the_session_prints_each_finding_and_fails_and_mends_what_it_can(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 0 without a finding, 1 with one, 2 where git cannot say which files are tracked."""
+    monkeypatch.setattr(command, "ROOT", checkout)
+    assert command.main([]) == 0
+    (checkout / "tests.py").write_text("x = 1\n")
+    _git(checkout, "add", "tests.py")
+    assert command.main([]) == 1
+    assert "tests.py:1: spdx" in capsys.readouterr().out
+    assert command.main(["--fix"]) == 0
+    assert "fixed tests.py" in capsys.readouterr().out
+    (checkout / ".git" / "HEAD").unlink()
+    assert command.main([]) == 2
+    assert "git ls-files" in capsys.readouterr().err
+
+
+def test_a_file_that_does_not_parse_is_one_finding_and_the_others_are_still_judged(checkout: Path) -> None:
+    """A syntax error names its line and hides nothing else."""
+    for name, content in {"afd_plugin/broken.py": "x = (\n", "afd_plugin/bare.py": "y = 1\n"}.items():
+        (checkout / name).write_text(content if "bare" in name else f"{text.SPDX}\n{content}")
+        _git(checkout, "add", name)
+    assert sorted((f.path, f.rule) for f in check(checkout)) == [
+        ("afd_plugin/bare.py", "spdx"),
+        ("afd_plugin/broken.py", "syntax"),
+    ]
