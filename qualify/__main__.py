@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m qualify`: what runs (`identity`), is the evidence sound (`verify`, `report`), stay or upgrade: `align`."""
+"""`python -m qualify`: what runs (`identity`), is the evidence sound (`verify`, `report`), how far is the workflow
+(`phases`), stay or upgrade (`align`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from qualify import identity, ledger, report, revision, verify
-from qualify.cells import ROOT, CellError, load
+from qualify import identity, ledger, progress, report, revision, verify
+from qualify.cells import ROOT, Cell, CellError, load
 from qualify.chain import Profile
 from qualify.process import CommandError
 from qualify.upgrade import __main__ as upgrade
@@ -26,19 +28,23 @@ def show_identity(chosen: argparse.Namespace) -> int:
     return 1 if faults else 0
 
 
+def _latest(cell: Cell, evidence: Path) -> tuple[identity.Binding, tuple[ledger.Record, ...]]:
+    """What the last chain at this revision and lock is bound to, and the whole ledger."""
+    now = revision.revision(ROOT)
+    lock = cell.lock_digest() if cell.locks else identity.UNKNOWN
+    records = ledger.read(cell.name, evidence)
+    mine = [r.entry for r in records if (r.entry.revision, r.entry.lock) == (now, lock)]
+    environment = mine[-1].environment if mine else "none"
+    return identity.Binding(cell.name, lock, now, environment), records
+
+
 def run_verify(chosen: argparse.Namespace) -> int:
     """Judge the ledger of a cell at this revision; exit 1 unless it is sound and the chain whole.
 
     Without `--head` nothing outside the ledger vouches for it but git's history; the verdict says so.
     """
-    cell = load(chosen.cell)
-    now = revision.revision(ROOT)
-    lock = cell.lock_digest() if cell.locks else identity.UNKNOWN
-    records = ledger.read(cell.name, chosen.evidence)
-    mine = [r.entry for r in records if (r.entry.revision, r.entry.lock) == (now, lock)]
-    environment = mine[-1].environment if mine else "none"
-    binding = identity.Binding(cell.name, lock, now, environment)
-    profile = Profile(chosen.profile)
+    cell, profile = load(chosen.cell), Profile(chosen.profile)
+    binding, _ = _latest(cell, chosen.evidence)
     verdict = verify.verify(cell, binding, profile, head=chosen.head, directory=chosen.evidence)
     print(
         *(f"fault: {line}" for line in verdict.faults),
@@ -47,8 +53,19 @@ def run_verify(chosen: argparse.Namespace) -> int:
     )
     vouched = "attested head" if chosen.head else "no head was given: vouched for by git's history alone"
     word = "whole" if verdict.whole else "NOT whole"
-    print(f"{cell.name} {profile.value} at revision {now[:12]}: {word}; head {verdict.head} ({vouched})")
+    print(
+        f"{cell.name} {profile.value} at revision {binding.revision[:12]}: {word}; head {verdict.head} ({vouched})"
+    )
     return 0 if verdict.whole else 1
+
+
+def show_phases(chosen: argparse.Namespace) -> int:
+    """Print the phases of a cell's chain at this revision; exit 1 when one of them did not pass."""
+    cell, profile = load(chosen.cell), Profile(chosen.profile)
+    binding, records = _latest(cell, chosen.evidence)
+    print(progress.shown(cell, profile, binding, records), end="")
+    state = progress.workflow(cell, profile, binding, records, ROOT / progress.PLAN)
+    return 1 if state.stopped_by is not None else 0
 
 
 def write_report(chosen: argparse.Namespace) -> int:
@@ -82,6 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     two.add_argument("--profile", choices=[p.value for p in Profile], default=Profile.QUALIFYING.value)
     two.add_argument("--head", help="the head hash that the tag or the attestation carries")
     two.set_defaults(run=run_verify)
+    five = commands.add_parser("phases", help=show_phases.__doc__)
+    five.add_argument("--cell", default="cpu")
+    five.add_argument("--profile", choices=[p.value for p in Profile], default=Profile.QUALIFYING.value)
+    five.set_defaults(run=show_phases)
     three = commands.add_parser("report", help=write_report.__doc__)
     three.add_argument("output", type=Path, nargs="?", help="a .md or .html file")
     three.set_defaults(run=write_report)

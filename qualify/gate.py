@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qualify import execution, expected, identity, ledger, revision, verify
+from qualify import execution, expected, identity, ledger, progress, revision, verify
 from qualify.cells import ROOT, Cell, CellError, load
 from qualify.chain import ATTEMPTS, LANDING_LIMIT_S, SHARD_LIMIT_S, Part, Profile, infrastructure, parts
 from qualify.execution import Outcome
 from qualify.identity import Binding
 from qualify.ledger import Entry, LedgerError
-from qualify.phases import Phase, Status
+from qualify.phases import Phase, PhaseError, Status
 from qualify.process import CommandError, capture, tail
 
 WORK = ".gate"
@@ -226,8 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gate.run(chosen.only)
         if chosen.only:
             return 0
+        print(progress.shown(cell, profile, binding, ledger.read(cell.name, chosen.evidence)))
         verdict = verify.verify(cell, binding, profile, directory=chosen.evidence)
-    except (CellError, LedgerError, CommandError) as error:
+    except (CellError, LedgerError, CommandError, PhaseError) as error:
         print(f"gate: {error}", file=sys.stderr)
         return 2
     except Refused as refusal:

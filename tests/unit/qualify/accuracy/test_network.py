@@ -95,7 +95,7 @@ def test_a_tracked_model_scores_what_its_record_says_and_an_untrained_one_nothin
     for label in (max(scored, key=scored.get), min(scored, key=scored.get)):
         task, _, size = label.partition("-")
         rows = tasks.held_out(seed, Task(task), (int(size),), 40)
-        assert train.exact(trained(architecture), rows, "cpu") == pytest.approx(scored[label], abs=0.1)
+        assert train.exact(trained(architecture), rows, "cpu") == pytest.approx(scored[label], abs=0.15)
     assert train.exact(Network(architecture, 0).eval(), EXAMPLES, "cpu") == 0
 
 
