@@ -53,6 +53,13 @@ class Fault(enum.Enum):
             Fault.SCALED_TWICE,
         )
 
+    @property
+    def in_answers(self) -> bool:
+        """Whether some 80 answers show it. Those that they do not are the numeric probe's, which shows every fault: a
+        lost row of one layer seldom changes a greedy answer.
+        """
+        return self is not Fault.ROWS_DROPPED
+
     def possible(self, architecture: Architecture) -> bool:
         """Whether the model has the part that the fault is in."""
         if self is Fault.SHARED_SCALED:

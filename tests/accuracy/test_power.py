@@ -3,7 +3,8 @@
 
 The sides and the verdict are those of the gate, on fewer rows. On a cell that is equal to the bit the gate requires
 equal answers, and that is what must catch each fault here; so few rows need not show it in the scores, whose p-value
-is printed.
+is printed. What changes too few answers (`Fault.in_answers`) is caught by the numeric probe alone
+(`test_planted_probes.py`, which plants every fault).
 """
 
 import json
@@ -38,7 +39,7 @@ CASES = [
     pytest.param(name, fault, id=f"{name.removeprefix('trained-')}-{fault.value}")
     for name, architecture in ARCHITECTURES.items()
     for fault in Fault
-    if fault.possible(architecture)
+    if fault.possible(architecture) and fault.in_answers
 ]
 
 
@@ -134,12 +135,7 @@ def test_the_gate_catches_each_planted_fault_and_passes_a_right_ffn(
     if fault is Fault.NONE:
         assert found.pooled.lost == found.pooled.won == sum(found.differing.values()) == 0
         return
-    if fault not in NOT_IN_FEW_ROWS:
-        assert any("equal to the bit" in reason for reason in found.faults())
-
-
-NOT_IN_FEW_ROWS = frozenset({Fault.ROWS_DROPPED})
-"""Nothing of it was seen in 80 rows: a lost row of one layer seldom changes a greedy answer (docs/accuracy.md)."""
+    assert any("equal to the bit" in reason for reason in found.faults())
 
 
 def test_every_fault_is_planted_in_at_least_one_model() -> None:

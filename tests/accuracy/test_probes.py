@@ -4,100 +4,38 @@
 And over a thousand tokens it says the same, and degenerates no more than native does.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from afd_plugin.demo.engine import EngineArguments
-from afd_plugin.demo.records import Record
 from qualify.accuracy import sides
 from qualify.accuracy.architectures import ARCHITECTURES, DEEPSEEK_V3
+from tests.accuracy.comparing import RELATIVE_ERROR, Probe, compare, relative_error
 from tests.accuracy.parts import Kept, only
-from tests.accuracy.probing import FOLDER
-from tests.e2e.harness import Case, environment, run_case, run_together
+from tests.accuracy.probed import ENGINE, probed_afd, probed_native
 from tests.e2e.services import afd_serve, running, vllm_serve
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-ENGINE = EngineArguments()
-NORM_RANGE = (0.99, 1.01)
-RELATIVE_ERROR = {"bfloat16": 2.0**-7}
-"""Largest relative error of a row that a correct layer may show: half a unit in the last place of bfloat16, twice."""
-
 LONG = 1024
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Outputs by name (`layer-N`, `mlp-N`), each [rows, hidden], and the record of the run."""
-
-    outputs: dict[str, np.ndarray]
-    tokens: list[list[int]]
-
-
-def read(folder: Path, record: Record, hidden: int) -> Probe:
-    outputs = {
-        path.stem: np.fromfile(path, dtype=np.float32).reshape(-1, hidden)
-        for path in sorted(folder.glob("*.bin"))
-    }
-    return Probe(outputs, [list(answer.token_ids) for answer in record.generations])
-
-
-def probed_native(python: Path, model: Path, folder: Path) -> Probe:
-    from afd_plugin.demo.native import command
-    from afd_plugin.demo.records import read_record
-
-    folder.mkdir()
-    words = command(
-        model,
-        folder / "record.json",
-        ENGINE,
-        extra={"worker_cls": "tests.accuracy.probing.NativeProbe"},
-    )
-    run_together({"native": [str(python), *words]}, environment({FOLDER: str(folder)}), folder)
-    return read(folder, read_record(folder / "record.json"), hidden_of(model))
-
-
-def probed_afd(python: Path, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Probe:
-    folder.mkdir()
-    monkeypatch.setenv(FOLDER, str(folder))
-    case = Case(model, engine=ENGINE, attention_worker="tests.accuracy.probing.AttentionProbe")
-    outcome = run_case(python, case, folder / "run")
-    return read(folder, outcome.record, hidden_of(model))
-
-
-def hidden_of(model: Path) -> int:
-    size: int = json.loads((model / "config.json").read_text(encoding="utf-8"))["hidden_size"]
-    return size
-
-
-def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest error of a row as a share of the row's norm."""
-    norms = np.linalg.norm(wanted, axis=1)
-    return float((np.linalg.norm(found - wanted, axis=1) / np.maximum(norms, 1e-6)).max())
 
 
 def check_layers(native: Probe, afd: Probe) -> None:
     assert native.tokens == afd.tokens
-    assert native.outputs.keys() == afd.outputs.keys()
-    assert {name.partition("-")[0] for name in native.outputs} == {"layer", "mlp"}
-    for name, wanted in native.outputs.items():
-        found = afd.outputs[name]
-        assert found.shape == wanted.shape
-        assert np.isfinite(found).all()
-        assert np.linalg.norm(wanted) > 0
-        ratio = float(np.linalg.norm(found) / np.linalg.norm(wanted))
-        error = relative_error(found, wanted)
-        print(f"PROBE {name}: {len(found)} rows, norm ratio {ratio:.6f}, relative error {error:.2e}")
-        assert NORM_RANGE[0] <= ratio <= NORM_RANGE[1]
-        assert error <= RELATIVE_ERROR[ENGINE.dtype]
-        assert np.array_equal(found, wanted)  # this cell is equal to the bit
+    layers = compare(native, afd)
+    assert {layer.name.partition("-")[0] for layer in layers} == {"layer", "mlp"}
+    for layer in layers:
+        print(
+            f"PROBE {layer.name}: {len(layer.errors)} rows, norm ratio {layer.norm_ratio:.6f}, "
+            f"relative error {layer.errors.max():.2e}"
+        )
+        assert layer.faults(ENGINE.dtype) == []
+        assert np.linalg.norm(native.outputs[layer.name]) > 0
+        assert layer.exact  # this cell is equal to the bit
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

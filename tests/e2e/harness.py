@@ -36,7 +36,7 @@ STEP_RECORDERS = {
 
 @dataclass(frozen=True)
 class Case:
-    """What a run is made of. `ffn_model` differs from `model` only to plant a fault."""
+    """What a run is made of. `ffn_model` and `ffn_module` are others than the product's only to plant a fault."""
 
     model: Path
     gate: GatePlacement = GatePlacement.FFN
@@ -46,7 +46,12 @@ class Case:
     engine: EngineArguments = field(default_factory=EngineArguments)
     plan: BatchPlan = ONE_AT_A_TIME
     ffn_model: Path | None = None
+    ffn_module: str = "afd_plugin.cli.ffn_main"
     attention_worker: str = WORKER_CLASSES[Role.ATTENTION, "cpu"]
+
+    def with_ffn(self, module: str, model: Path) -> "Case":
+        """The same case with an FFN that is wrong: another program, another checkpoint."""
+        return replace(self, ffn_module=module, ffn_model=model)
 
     def config(self, role: Role) -> AFDConfig:
         """The AFD configuration of one role."""
@@ -95,7 +100,7 @@ def run_case(python: Path, case: Case, folder: Path) -> Outcome:
             "ffn": [
                 str(python),
                 "-m",
-                "afd_plugin.cli.ffn_main",
+                case.ffn_module,
                 json.dumps(case.config(Role.FFN).to_additional_config()),
                 str(case.ffn_model or case.model),
                 *case.engine.flags(),
