@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -156,9 +156,12 @@ def end_marked(marker: str) -> list[str]:
     deadline = time.monotonic() + GRACE_S
     while (left := marked(marker)) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.2)
-    named = [f"{process.pid} {' '.join(process.cmdline())[:120]}" for process in left]
+    named = []
     for process in left:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended at last
+            words = " ".join(process.cmdline())[:120]
+            process.kill()
+            named.append(f"{process.pid} {words}")
     return named
 
 

@@ -5,6 +5,7 @@ Deaths are planted inside the FFN at an exact exchange, so that each case of the
 """
 
 import json
+import os
 import re
 import signal
 import time
@@ -30,7 +31,7 @@ from tests.e2e.chaos import BOUND_S, LONG_PROMPT, Client, Deployment, Victim, st
 from tests.e2e.dying import DEATHS, Death
 from tests.e2e.harness import environment
 from tests.e2e.services import afd_attention, flags, native_traces, running
-from tests.e2e.teardown import marked, nothing_left
+from tests.e2e.teardown import nothing_left
 from tests.e2e.test_topologies import TOKENS, lane, options
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -274,9 +275,10 @@ def test_attention_that_dies_while_its_ffn_is_down_ends_the_service(
         with Service(dying_serve(python), checkpoints[MODEL], "m", ENGINE, tmp_path / "afd", env) as service:
             service.await_ready()
             await_death(Death(moment="now").order(deaths, "a"))
-            for process in marked(traces.marker):
-                if process.name().endswith("::Worker"):
-                    process.kill()
+            (worker,) = set(
+                re.findall(r"^\[attention-0\] \(Worker pid=(\d+)\)", service.log.read_text(), re.MULTILINE)
+            )
+            os.kill(int(worker), signal.SIGKILL)
             assert exit_code(service, 3 * BOUND_S) != 0
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.e2e.teardown import CaseFailed, Traces, nothing_left
+from tests.e2e.teardown import CaseFailed, Traces, end_marked, nothing_left
 
 SHARED = Path("/dev/shm")  # noqa: S108
 
@@ -50,6 +51,16 @@ def test_a_process_that_is_left_is_ended_and_named(monkeypatch: pytest.MonkeyPat
         (fault,) = traces.found()
         assert str(child.pid) in fault
         assert child.wait(timeout=10) < 0
+    traces.remove()
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = Traces()
+    with process(traces, "input()") as child:
+        seen = psutil.Process(child.pid)
+    monkeypatch.setattr("tests.e2e.teardown.GRACE_S", 0.0)
+    monkeypatch.setattr("tests.e2e.teardown.marked", lambda marker: [seen])
+    assert end_marked(traces.marker) == []
     traces.remove()
 
 
