@@ -30,6 +30,7 @@ from afd_plugin.demo.engine import CPU_ENVIRONMENT, EngineArguments
 from afd_plugin.demo.prompts import PROMPTS
 from afd_plugin.demo.records import Generation
 from afd_plugin.demo.service import Service, ServiceError, native_command
+from afd_plugin.supervisor.signals import leave_by_exit
 from qualify import identity
 from qualify.cells import Cell, CellError, load
 from qualify.execution import METRICS
@@ -199,4 +200,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    leave_by_exit()
     sys.exit(main())

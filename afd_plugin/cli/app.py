@@ -321,10 +321,12 @@ def demo(
     """Serve small models natively and through AFD, and show that the answers are the same bits."""
     from afd_plugin.demo.recipes import RECIPES
     from afd_plugin.demo.runner import run_demo
+    from afd_plugin.supervisor.signals import leave_by_exit
 
     unknown = [name for name in names or () if name not in RECIPES]
     if unknown:
         raise ConfigRefused(f"There is no checkpoint {unknown[0]!r}; known are {', '.join(RECIPES)}.")
+    leave_by_exit()
     raise typer.Exit(run_demo(names or tuple(RECIPES), report))
 
 

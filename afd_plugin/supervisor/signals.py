@@ -5,11 +5,20 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def leave_by_exit() -> None:
+    """From now on SIGTERM and SIGHUP end this process as an exit does: what its contexts hold (servers, containers, a
+    daemon) is ended first. For programs without a supervisor; only in the main thread.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 @contextlib.contextmanager

@@ -3,7 +3,9 @@
 
 import sys
 
+from afd_plugin.supervisor.signals import leave_by_exit
 from qualify.accuracy.gate import main
 
 if __name__ == "__main__":
+    leave_by_exit()
     sys.exit(main())

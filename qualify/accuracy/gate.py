@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -167,9 +166,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     diagnostic = chosen.diagnostic or limited
     layouts = [Layout(value) for value in chosen.layout or [layout.value for layout in AFD_LAYOUTS]]
     folder = chosen.output / time.strftime("%Y%m%d-%H%M%S")
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # the servers are ended on the way
     faults: list[str] = []
     metrics: dict[str, float] = {}
     digests: dict[str, str] = {}

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from afd_plugin.demo.engine import EngineArguments
 from afd_plugin.demo.service import ServiceError
+from afd_plugin.supervisor.signals import leave_by_exit
 from qualify.accuracy import data
 from qualify.accuracy.gate import DIAGNOSTIC, OUTPUT, answers, write_accounts
 from qualify.accuracy.harness import HarnessFailed
@@ -135,4 +136,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    leave_by_exit()
     sys.exit(main())

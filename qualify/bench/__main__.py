@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from afd_plugin.supervisor.signals import leave_by_exit
 from qualify.bench import cpu
 
 OUTPUT = Path("out")
@@ -63,4 +64,5 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 if __name__ == "__main__":
+    leave_by_exit()
     sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from docker.errors import DockerException
 
+from afd_plugin.supervisor.signals import leave_by_exit
 from qualify.cells import CellError
 from qualify.containers import checkout, container, image, tree
 from qualify.containers.engine import Engine, EngineError, NoEngine, discard, opened
@@ -119,5 +119,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that contexts are left
+    leave_by_exit()
     sys.exit(main())

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from afd_plugin.supervisor.signals import leave_by_exit
 from qualify.gpu import clients, faults, mps, parity, parts, speed, timeline
 from qualify.gpu.cell import CELLS, refusal
 from qualify.gpu.host import Host
@@ -167,4 +168,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    leave_by_exit()
     sys.exit(main())
