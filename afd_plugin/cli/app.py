@@ -54,11 +54,7 @@ from afd_plugin.errors import AFDError, ConfigRefused
 
 _DEFAULTS = LinkSettings()
 # `-h` is none of click's short options here: it would be found within vLLM's own, as in `-cc.cudagraph_mode=...`
-_PASS_THROUGH = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-    "help_option_names": ["--help"],
-}
+_PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
 _VLLM_HELP = (
     "Every other option is one of vLLM's own (`vllm serve`) and is passed on; put it after MODEL. "
     "What AFD cannot honour is refused by name."
