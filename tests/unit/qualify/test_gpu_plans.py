@@ -72,7 +72,8 @@ def test_lists_of_cells_are_chosen_by_name_or_spelt_out() -> None:
     assert [case.name for case in spelt] == ["qwen3-moe-graph-gate-ffn-dbo"]
     names = [case.name for case in parity.chosen("nvlink")]
     assert len(set(names)) == len(names) == 19
-    assert {name.partition("gate-")[2].split("-")[1] for name in names} == {"nccl", "nvlink", "attention"}
+    ends = {name.partition("gate-")[2].split("-")[1] for name in names}
+    assert ends == {"nccl", "nvlink", "attention", "shards2"}
 
 
 def test_prompts_of_the_clients_share_beginnings_and_reach_both_ends() -> None:
@@ -130,6 +131,8 @@ def test_what_may_differ_from_native_is_judged_within_its_spread_and_nothing_els
     assert not parity.as_promised({"case": "x-engines2", **base, **whole})
     never_split = {"attention": {"device_steps": {"eager": [3, 0], "replayed": [9, 0]}}}
     assert not parity.as_promised({"case": "x-dbo", **base, **never_split})
+    uncounted = {"attention": {"device_steps": {"eager": [], "replayed": []}}}
+    assert not parity.as_promised({"case": "x-nccl-dbo", **base, **uncounted})
     assert not parity.as_promised({"case": "x-shards2", "error": "it did not start", "exact": False})
 
 
@@ -161,3 +164,11 @@ def test_attention_of_two_ranks_shares_one_of_its_gpus_and_has_its_own_reference
     plain = parity.ParityCase("qwen3-moe", "graph", two_gpus=True)
     assert plain.visible == ("0,1", "1,0")
     assert plain.reference == ("qwen3-moe", "graph", 1)
+    assert plain.rival(2) is None
+    assert case.rival(2) == ("qwen3-moe", "graph", 1)
+
+
+def test_split_experts_are_held_to_natives_own_slicing_where_two_gpus_can_form_it() -> None:
+    case = parity.ParityCase("deepseek-v3", "graph", shards=2)
+    assert case.rival(2) == ("deepseek-v3", "graph", 2)
+    assert case.rival(1) is None
