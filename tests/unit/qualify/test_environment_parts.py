@@ -7,16 +7,16 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
-import pip
 import pytest
 
 from qualify import environment as env
 from qualify import locks
 from qualify.process import CommandError
 
-SITE = Path(pip.__file__).parents[1]
+SITE = Path(str(metadata.distribution("pip").locate_file(""))).resolve()
 """Where the running cell's distributions lie."""
 
 
