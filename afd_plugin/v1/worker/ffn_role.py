@@ -96,6 +96,7 @@ class FFNWorkerMixin(RoleWorkerMixin):
             membership = control.wait_ready()
             self.connector.connect(membership.group(self.member_index).data)
         self.service.tracing = self._step_tracing()
+        self.service.check_asked = self.termination.check
         self._write_report()
 
     def _forget_attention_layers(self) -> None:

@@ -77,6 +77,9 @@ class FFNService:
         self.tracing: StepTracing | None = None
         """On a group's leader in a traced service."""
 
+        self.check_asked: Callable[[], None] = lambda: None
+        """Raises when this process has been asked to end; called between steps."""
+
         self._vllm_config = vllm_config
         self._topology = topology
         self._group = group
@@ -94,6 +97,7 @@ class FFNService:
         """Compute steps until a Shutdown arrives; raises when a peer is lost or a step is not as announced."""
         with torch.inference_mode():
             while True:
+                self.check_asked()
                 event = self._next_event()
                 if isinstance(event, StepPlan):
                     self._run(event)

@@ -37,6 +37,7 @@ from afd_plugin.v1.worker.fingerprints import model_dtype
 from afd_plugin.v1.worker.parent_watch import ParentWatch
 from afd_plugin.v1.worker.scheduling import request_short_slice
 from afd_plugin.v1.worker.step_tracing import StepTracing, step_tracing
+from afd_plugin.v1.worker.termination import Termination
 
 if TYPE_CHECKING:
     _Base = Worker
@@ -68,6 +69,7 @@ class RoleWorkerMixin(_Base):
         self.membership: Membership | None = None
         self.publisher: Publisher | None = None
         self.parent_watch: ParentWatch | None = None
+        self.termination = Termination()
         self.guard = FailureGuard(self._abort_data_plane)
         self.loading = RoleLoading(self.build_class(self.afd_config), self._before_weights)
 
@@ -132,16 +134,19 @@ class RoleWorkerMixin(_Base):
         """Build and load this role's half natively, then connect the roles."""
         self.parent_watch = ParentWatch(self._parent_died)
         try:
+            self.termination.check()
             register_loaders()
             load_config = self.vllm_config.load_config
             load_config.load_format = role_load_format(str(load_config.load_format))
             report.phase("building")
             with self.loading.active():
                 super().load_model(load_dummy_weights=load_dummy_weights)
+            self.termination.check()
             report.phase("connecting")
             began = time.time_ns()
             self._connect()
             self._span("AFD connect", began)
+            self.termination.check()
             report.phase("connected")
             self.publisher = Publisher(self.role.value, self.rank_name, self._readings)
             epoch = self.membership.epoch if self.membership is not None else None
