@@ -56,20 +56,23 @@ def failure(error: BaseException) -> None:
 
 def stop_requested(env: Mapping[str, str] = os.environ) -> bool:
     """Whether the launcher has begun a clean stop; False without a launcher."""
-    path = env.get(REPORT_VARIABLE)
-    return path is not None and Path(path).with_name(STOPPING_NAME).exists()
+    return _stop_began(env) is not None
 
 
 def stopping_for(env: Mapping[str, str] = os.environ) -> float:
     """Seconds since the launcher began a clean stop; 0.0 while it has not, and without a launcher. Microseconds."""
+    began = _stop_began(env)
+    return 0.0 if began is None else max(0.0, time.time() - began)
+
+
+def _stop_began(env: Mapping[str, str]) -> float | None:
     path = env.get(REPORT_VARIABLE)
     if path is None:
-        return 0.0
+        return None
     try:
-        begun = os.stat(os.path.join(os.path.dirname(path), STOPPING_NAME)).st_mtime
+        return Path(path).with_name(STOPPING_NAME).stat().st_mtime
     except OSError:
-        return 0.0
-    return max(0.0, time.time() - begun)
+        return None
 
 
 def _send(content: dict[str, object], env: Mapping[str, str] = os.environ) -> None:
