@@ -156,8 +156,8 @@ def chosen(setting: str | Sequence[Mapping[str, Any]]) -> list[ParityCase]:
 def as_promised(outcome: Mapping[str, Any]) -> bool:
     """Exact, but where kernels see other sizes than native's (a split batch): there within what sizes change natively
     at first positions. Where partial outputs are added in another order (shards), or native would have sliced the
-    experts, too (attention's TP), a first position may differ as far as two native engines of this run differ at all:
-    one router that chooses otherwise changes everything after it, natively as well.
+    experts, too (attention's TP), a first position may differ as far as native TP1 and TP2 do there; where these do not
+    fit, as far as native differs from itself anywhere in this run: one router that chooses otherwise changes the rest.
     """
     split = outcome["case"].endswith("-dbo")
     sharded = "-shards" in outcome["case"] or "-attention-tp" in outcome["case"]
@@ -223,12 +223,14 @@ def _case(
     except Exception as error:  # noqa: BLE001 - the case's outcome
         return {**outcome, "error": f"{type(error).__name__}: {error}"[-5000:], "exact": False}
     reference = references[case.reference].result()
-    rival = case.rival(host.gpus)
-    among_natives = [compare(reference[0], reference[2])]
-    if rival is not None:
-        among_natives.append(compare(references[rival].result()[0], reference[0]))
-        outcome["natives_apart"] = asdict(among_natives[-1])
-    reordered = case.shards > 1 or case.attention_tp > 1
+    others = compare(reference[0], reference[2])
+    tolerance = others.largest_first_difference
+    if (rival := case.rival(host.gpus)) is not None:  # the same kind of difference, at the same positions
+        apart = compare(references[rival].result()[0], reference[0])
+        outcome["natives_apart"] = asdict(apart)
+        tolerance = apart.largest_first_difference
+    elif case.shards > 1:
+        tolerance = others.largest_difference
     agreements = [
         compare(mine, theirs) for run, theirs in zip(runs, reference[:2], strict=True) for mine in run
     ]
@@ -236,9 +238,7 @@ def _case(
     outcome.update(
         agreements=[asdict(agreement) for agreement in agreements],
         exact=all(agreement.exact for agreement in agreements),
-        tolerance=max(one.largest_difference for one in among_natives)
-        if reordered
-        else among_natives[0].largest_first_difference,
+        tolerance=tolerance,
         attention={
             key: status[key] for key in ("steps", "graph_steps", "exchanges", "device_steps") if key in status
         },
