@@ -14,19 +14,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 @contextmanager
 def daemon() -> Iterator[bool]:
-    """Start the daemon, point this process's children at it, and quit it at the end; yields whether it runs."""
+    """Start the daemon, point this process's children at it, and quit it at the end; yields whether it runs.
+
+    One that this process is already told of, and that answers, is shared and left running.
+    """
     found = shutil.which(CONTROL) or next(
         (str(path) for path in Path("/usr/local/nvidia").glob(f"**/{CONTROL}")), None
     )
     if found is None:
         yield False
         return
+    if PIPES in os.environ and _answers(found):
+        yield True
+        return
     folder = tempfile.mkdtemp(prefix="afd-mps-")
-    names = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
+    names = {PIPES: f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
     for path in names.values():
         Path(path).mkdir()
     before = {name: os.environ.get(name) for name in names}
@@ -44,3 +51,13 @@ def daemon() -> Iterator[bool]:
             else:
                 os.environ[name] = value
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answers(control: str) -> bool:
+    try:
+        asked = subprocess.run(
+            [control], input="get_server_list\n", text=True, capture_output=True, timeout=20, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return asked.returncode == 0

@@ -43,11 +43,11 @@ def arguments(batches: Sequence[int]) -> dict[str, Any]:
     return {**ENGINE, "max_num_seqs": max(batches), "enforce_eager": False, "compilation_config": graphs}
 
 
-def shape_folder(logs: Path) -> Path:
-    """A checkpoint folder that is nothing but the shape."""
-    folder = logs / "v2-lite"
+def shape_folder(logs: Path, layers: int = V2_LITE["num_hidden_layers"]) -> Path:
+    """A checkpoint folder that is nothing but the shape, with so many layers."""
+    folder = logs / f"v2-lite-{layers}"
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dict(V2_LITE)))
+    (folder / "config.json").write_text(json.dumps({**V2_LITE, "num_hidden_layers": layers}))
     return folder
 
 

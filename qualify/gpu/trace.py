@@ -25,6 +25,7 @@ class Kernel:
     name: str
     start: float
     end: float
+    stream: int = 0
 
     @property
     def duration(self) -> float:
@@ -50,7 +51,12 @@ class Layer:
 def kernels(events: Iterable[Mapping[str, Any]]) -> list[Kernel]:
     """The GPU's work in a trace, by start."""
     found = [
-        Kernel(str(event["name"]), float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        Kernel(
+            str(event["name"]),
+            float(event["ts"]),
+            float(event["ts"]) + float(event["dur"]),
+            int(event.get("args", {}).get("stream", 0)),
+        )
         for event in events
         if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
     ]
@@ -148,3 +154,12 @@ def by_name(found: Sequence[Layer]) -> dict[str, dict[str, float]]:
         }
         for name, values in sorted(totals.items(), key=lambda item: -sum(item[1]))
     }
+
+
+def excerpt(found: Iterable[Kernel], start: float, end: float) -> list[list[Any]]:
+    """The kernels that began within a span, as rows of name, stream, start (from the span's) and duration."""
+    return [
+        [kernel.name[:100], kernel.stream, round(kernel.start - start, 2), round(kernel.duration, 2)]
+        for kernel in found
+        if start <= kernel.start <= end
+    ]

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who starts and who quits the MPS daemon, with a control program made by hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from qualify.gpu import mps
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which the control program notes what it was told."""
+    notes = tmp_path / "notes"
+    tool = tmp_path / mps.CONTROL
+    tool.write_text(f'#!/bin/sh\n[ "$1" = -d ] && echo start >> {notes} || cat >> {notes}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv(mps.PIPES, raising=False)
+    return notes
+
+
+def test_a_daemon_of_our_own_is_started_and_quit_and_its_folder_is_gone(told: Path) -> None:
+    with mps.daemon() as running:
+        pipes = Path(os.environ[mps.PIPES])
+        assert running
+        assert pipes.is_dir()
+    assert told.read_text() == "start\nquit -t 5\n"
+    assert mps.PIPES not in os.environ
+    assert not pipes.exists()
+
+
+def test_a_daemon_that_answers_is_shared_and_left_running(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(mps.PIPES, str(tmp_path))
+    with mps.daemon() as running:
+        assert running
+        assert os.environ[mps.PIPES] == str(tmp_path)
+    assert told.read_text() == "get_server_list\n"
+
+
+def test_a_daemon_that_does_not_answer_is_replaced_for_the_time(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / mps.CONTROL).write_text(f'#!/bin/sh\n[ "$1" = -d ] && echo start >> {told} || exit 1\n')
+    monkeypatch.setenv(mps.PIPES, str(tmp_path / "gone"))
+    with mps.daemon() as running:
+        assert running
+        assert os.environ[mps.PIPES] != str(tmp_path / "gone")
+    assert told.read_text() == "start\n"
+    assert os.environ[mps.PIPES] == str(tmp_path / "gone")
