@@ -43,6 +43,10 @@ MEASURES: tuple[Measure, ...] = (
     Measure("afd:exchanges", "Calls of a remote unit."),
     Measure("afd:exchange_seconds", "Attention: host seconds inside exchanges, waiting included."),
     Measure("afd:wait_seconds", "Attention: host seconds of these spent waiting for the FFN's answer."),
+    Measure(
+        "afd:announce_seconds",
+        "Attention: host seconds before each forward pass for checks and its announcement.",
+    ),
     Measure("afd:compute_seconds", "FFN: host seconds inside remote units."),
     Measure("afd:bytes", "Payload bytes on the data plane.", ("direction",)),
     Measure("afd:messages", "Messages on the data plane.", ("direction",)),
@@ -76,6 +80,7 @@ def readings_of(counts: Mapping[str, object]) -> Iterable[Reading]:
         "exchanges": "afd:exchanges",
         "exchange_seconds": "afd:exchange_seconds",
         "wait_seconds": "afd:wait_seconds",
+        "announce_seconds": "afd:announce_seconds",
         "compute_seconds": "afd:compute_seconds",
         "reconnects": "afd:reconnects",
         "strangers": "afd:control_strangers",

@@ -148,7 +148,15 @@ def bench(host: Host) -> dict[str, Any]:
 
 
 def _attention(status: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("steps", "graph_steps", "exchanges", "exchange_seconds", "tokens", "device_steps")
+    keys = (
+        "steps",
+        "graph_steps",
+        "exchanges",
+        "exchange_seconds",
+        "announce_seconds",
+        "tokens",
+        "device_steps",
+    )
     return {key: status[key] for key in keys}
 
 

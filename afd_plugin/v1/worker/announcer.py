@@ -9,6 +9,7 @@ without running any Python.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -103,6 +104,7 @@ class StepAnnouncer:
         return getattr(self.inner, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        started, counts = time.perf_counter(), self._link.counts
         context = get_forward_context()
         source = kwargs["input_ids"] if kwargs.get("input_ids") is not None else kwargs["inputs_embeds"]
         link, rows = self._link, int(source.shape[0])
@@ -114,4 +116,5 @@ class StepAnnouncer:
         kind = step_kind(context, phase, self._dummy)
         graph = phase is GraphPhase.REPLAY
         with self._link.step(kind, tokens, graph=graph) as plan, RANGES.step(plan), self._link.span(plan):
+            counts.announce_seconds += time.perf_counter() - started
             return self.inner(*args, **kwargs)

@@ -34,7 +34,11 @@ from afd_plugin.v1.worker.verdict import verdict
 
 @dataclass
 class StepCounts:
-    """What a worker did, for metrics and tests; seconds are host time inside exchanges, and of it that of waiting."""
+    """What a worker did, for metrics and tests; seconds are host time.
+
+    ``exchange_seconds`` are inside exchanges, ``wait_seconds`` of these for the answer; ``announce_seconds`` is all
+    that comes before a forward pass: checks and the announcement.
+    """
 
     steps: dict[str, int] = field(default_factory=lambda: dict.fromkeys((kind.value for kind in StepKind), 0))
     graph_steps: int = 0
@@ -43,6 +47,7 @@ class StepCounts:
     exchanges: int = 0
     exchange_seconds: float = 0.0
     wait_seconds: float = 0.0
+    announce_seconds: float = 0.0
     reconnects: int = 0
 
     def note(self, plan: StepPlan, tokens: int) -> None:

@@ -58,6 +58,7 @@ def test_every_reading_names_a_measure_with_the_same_number_of_labels() -> None:
         "messages_received": 4,
         "bytes_received": 5,
         "wait_seconds": 0.1,
+        "announce_seconds": 0.1,
         "compute_seconds": 0.1,
         "graph_steps": 1,
         "microbatched_steps": 1,
