@@ -25,7 +25,7 @@ from qualify.accuracy.architectures import ARCHITECTURES
 from qualify.accuracy.checkpoints import CheckpointAltered
 from qualify.accuracy.harness import HarnessFailed, Spec
 from qualify.accuracy.scoring import Side, Unscorable
-from qualify.accuracy.sides import Layout
+from qualify.accuracy.sides import Layout, Place
 from qualify.accuracy.statistics import smallest_visible_share
 from qualify.accuracy.verdict import Comparison
 from qualify.cells import ROOT, Cell, CellError, load
@@ -83,11 +83,11 @@ def answers(
     questions: Path,
     *,
     engine: EngineArguments = sides.ENGINE,
-    gpu: bool = False,
+    place: Place | None = None,
     timeout_s: float = SIDE_TIMEOUT_S,
 ) -> tuple[Side, float]:
     """One side's judged answers and the seconds they took. Serves the model, asks, stops."""
-    with sides.serving(layout, model, folder / "service", engine, gpu=gpu) as service:
+    with sides.serving(layout, model, folder / "service", engine, place) as service:
         started = time.monotonic()
         spec = Spec(
             sides.completions_url(service),
@@ -172,7 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         cell = load(chosen.cell)
         if cell.devices:
-            raise NotYet(f"accuracy on {cell.name} needs its GPU: not written yet")
+            raise NotYet(
+                f"accuracy on {cell.name} needs its GPU: `python -m qualify.gpu accuracy` is its session"
+            )
         if not diagnostic:
             require_e2e(cell, chosen.evidence)
         for name in chosen.model or ARCHITECTURES:

@@ -23,7 +23,7 @@ from qualify.accuracy import data
 from qualify.accuracy.gate import DIAGNOSTIC, OUTPUT, answers, write_accounts
 from qualify.accuracy.harness import HarnessFailed
 from qualify.accuracy.scoring import Side, Unscorable
-from qualify.accuracy.sides import Layout
+from qualify.accuracy.sides import Layout, Place
 from qualify.accuracy.verdict import Comparison
 
 TASK = "afd_gsm8k"
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 folder / layout.value,
                 folder / "questions",
                 engine=engine,
-                gpu=chosen.gpu,
+                place=Place.here(gpu=chosen.gpu),
                 timeout_s=chosen.hours * 3600,
             )
             side = found[layout]

@@ -18,6 +18,7 @@ from typing import Any
 
 from qualify.process import tail
 
+ROOT = Path(__file__).resolve().parents[2]
 TASK_FILES = Path(__file__).with_name("lm_eval")
 REQUEST_TIMEOUT_S = 60
 
@@ -81,7 +82,7 @@ def run(spec: Spec, data: Path, scratch: Path, timeout_s: float) -> Path:
         "HF_DATASETS_CACHE": str(scratch / "datasets"),
         "HF_DATASETS_OFFLINE": "1",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         "TQDM_DISABLE": "1",
     }
     log = scratch / "lm-eval.log"

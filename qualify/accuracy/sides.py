@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from afd_plugin.demo.engine import CPU_ENVIRONMENT, EngineArguments
@@ -39,14 +40,34 @@ class Layout(str, enum.Enum):
         return [*server, "--served-model-name", name, *engine.serving_flags()]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where and how a server runs: all of its environment, the bound of its start, what its command says beside."""
+
+    environment: Mapping[str, str]
+    start_s: float = START_TIMEOUT_S
+    words: tuple[str, ...] = ()
+
+    @classmethod
+    def here(cls, *, gpu: bool = False) -> Place:
+        """On this host: on the CPU unless `gpu`."""
+        if gpu:
+            return cls(clean_environment(), GPU_START_S)
+        return cls({**clean_environment(), **CPU_ENVIRONMENT})
+
+
 @contextmanager
 def serving(
-    layout: Layout, model: Path, folder: Path, engine: EngineArguments = ENGINE, *, gpu: bool = False
+    layout: Layout, model: Path, folder: Path, engine: EngineArguments = ENGINE, place: Place | None = None
 ) -> Iterator[Service]:
-    """A server that is ready; ServiceError unless it ends with 0 when asked to. On the CPU unless `gpu`."""
-    environment = {**clean_environment(), **({} if gpu else CPU_ENVIRONMENT)}
-    with Service(layout.command, model, MODEL_NAME, engine, folder, environment) as service:
-        service.await_ready(GPU_START_S if gpu else START_TIMEOUT_S)
+    """A server that is ready; ServiceError unless it ends with 0 when asked to. On this host's CPU without `place`."""
+    where = place or Place.here()
+
+    def command(model: Path, name: str, port: int, engine: EngineArguments) -> list[str]:
+        return [*layout.command(model, name, port, engine), *where.words]
+
+    with Service(command, model, MODEL_NAME, engine, folder, where.environment) as service:
+        service.await_ready(where.start_s)
         yield service
         status = service.stop()
         if status:

@@ -12,6 +12,7 @@ assumption and says so: rows are independent, a noisy row is lost or won evenly,
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,6 +123,7 @@ def power(rows: int, drop: float, noise: float, significance: float = SIGNIFICAN
     )
 
 
+@functools.cache
 def smallest_drop(
     rows: int, noise: float, wanted: float = POWER, significance: float = SIGNIFICANCE
 ) -> float:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from afd_plugin.supervisor.signals import leave_by_exit
-from qualify.gpu import clients, faults, mps, parity, parts, speed, timeline
+from qualify.gpu import accuracy, clients, faults, mps, parity, parts, speed, timeline
 from qualify.gpu.cell import CELLS, refusal
 from qualify.gpu.host import Host
 from qualify.gpu.plans import PLANS, Stage
@@ -41,6 +41,7 @@ PARTS: Mapping[str, Callable[[Host], Any]] = {
     "endurance": faults.endurance,
     "clients": clients.clients,
     "serving": clients.serving,
+    "accuracy": accuracy.accuracy,
 }
 
 

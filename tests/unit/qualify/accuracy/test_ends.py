@@ -105,12 +105,13 @@ def test_a_server_that_does_not_answer_is_a_failure_and_no_score(
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"), [("h200x1", "not written yet"), ("tpu", "no cell is called 'tpu'")]
+    ("cell", "said"),
+    [("h200x1", "`python -m qualify.gpu accuracy` is its session"), ("tpu", "no cell is called 'tpu'")],
 )
 def test_a_cell_that_cannot_be_measured_is_told_before_anything_is_asked(
     cell: str, said: str, planted: Answers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A GPU cell has no accuracy session yet, and says so instead of passing."""
+    """A GPU cell is measured by another command, which is named; nothing passes here."""
     assert run(tmp_path, "--cell", cell) == 2
     assert said in capsys.readouterr().err
     assert planted.asked == []
