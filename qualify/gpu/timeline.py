@@ -9,6 +9,7 @@ kernels of two decode steps of each engine are kept as `kernels-ENGINE-BATCH.jso
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -28,6 +29,9 @@ MOE_LAYERS = LAYERS - V2_LITE["first_k_dense_replace"]
 BATCHES = (1, 32)
 LENGTHS = (16, 144)
 REPEATS = 3
+TRACE_S = 30.0
+"""Until the FFN has written its trace."""
+
 NATIVE_TAIL_US = 12_000.0
 """Of a native trace; at least two steps at batch 32."""
 
@@ -111,9 +115,23 @@ def _tpot(profiled: Sequence[Profiled], prompts: Mapping[int, Any]) -> dict[str,
 def _profile(one: Profiled, batch: int, prompts: Any, logs: Path) -> dict[str, Any]:
     seen = set(one.traces.glob("*.json*"))
     one.engine.ask(180, "profile", prompts=prompts, lengths=list(STEPS))
-    row, kept = analysed(sorted(set(one.traces.glob("*.json*")) - seen), one.name == "native")
+    row, kept = analysed(_written(one, seen), one.name == "native")
     (logs / f"kernels-{one.name}-{batch}.json").write_text(json.dumps(kept), encoding="utf-8")
     return row
+
+
+def _written(one: Profiled, seen: set[Path]) -> list[Path]:
+    """The traces of a profile that is over; the FFN writes its own after attention has answered."""
+    deadline = time.monotonic() + TRACE_S
+    while True:
+        new = sorted(set(one.traces.glob("*.json*")) - seen)
+        sizes = [path.stat().st_size for path in new]
+        time.sleep(1.0)
+        whole = all(sizes) and sizes == [path.stat().st_size for path in new]
+        if whole and (one.name == "native" or any(path.name.startswith("ffn") for path in new)):
+            return new
+        if time.monotonic() > deadline:
+            return new
 
 
 def analysed(paths: Sequence[Path], is_native: bool) -> tuple[dict[str, Any], dict[str, Any]]:
