@@ -21,11 +21,11 @@ from qualify.verify import Verdict
 
 CPU = load("cpu")
 BINDING = Binding("cpu", "lock", "revision", "environment")
-CASES = {"tests/unit/a.py::test_one": 1, "tests/unit/b.py::test_two": 1}
+CASES = {"tests/unit/a.py::test_one": 4, "tests/unit/b.py::test_two": 1}
 
 
 def entry(part: Part, binding: Binding = BINDING, status: Status = Status.PASS, **other: object) -> Entry:
-    counts = Counts(collected=2, passed=2, failed=0, error=0, skipped=0, xfailed=0)
+    counts = Counts(collected=5, passed=5, failed=0, error=0, skipped=0, xfailed=0)
     fields = {
         "profile": "landing",
         "next_allowed_action": "go on",
@@ -175,8 +175,8 @@ def test_a_record_of_another_cell_and_one_outside_any_chain_are_found(project: P
             {"expected": expected.digest({"tests/unit/a.py::test_one": 1})},
             "unit: ran another list of cases than",
         ),
-        ("unit", {"counts": Counts(2, 1, 0, 0, 1, 0)}, "unit: did not pass all of 2 cases"),
-        ("unit", {"counts": None}, "unit: did not pass all of 2 cases"),
+        ("unit", {"counts": Counts(5, 4, 0, 0, 1, 0)}, "unit: did not pass all of 5 cases"),
+        ("unit", {"counts": None}, "unit: did not pass all of 5 cases"),
         ("lint", {"teardown": Teardown(processes=("python x",))}, "lint: left processes or files behind"),
     ],
 )
