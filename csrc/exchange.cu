@@ -11,7 +11,8 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kUnroll = 4;
-constexpr int kBytesPerBlock = kThreads * kUnroll * 16;
+// Half of what a turn could move: more blocks share a message of middling size.
+constexpr int kBytesPerBlock = kThreads * kUnroll * 16 / 2;
 // About one block per multiprocessor: enough to fill a link or the memory of one GPU.
 constexpr int kMaxBlocks = 128;
 constexpr unsigned int kPollsPerAbortCheck = 1024;
@@ -32,13 +33,12 @@ __device__ __forceinline__ void store_release(uint64_t* word, uint64_t value) {
   }
 }
 
-template <bool kSameGpu>
-__device__ __forceinline__ void fence() {
-  if constexpr (kSameGpu) {
-    __threadfence();
-  } else {
-    __threadfence_system();
-  }
+// One more block is done with its part; how many were before it. Releases what this block wrote and acquires what they
+// did, so the last one may announce all of it by its own release. The blocks run on one GPU, whatever the peer's.
+__device__ __forceinline__ unsigned int take_ticket(unsigned int* word) {
+  unsigned int before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(word) : "memory");
+  return before;
 }
 
 __device__ __forceinline__ bool aligned(const Segment& segment) {
@@ -52,15 +52,18 @@ __device__ void copy(const Segment& segment) {
   const int64_t vectors = aligned(segment) ? segment.bytes / 16 : 0;
   const uint4* source = reinterpret_cast<const uint4*>(segment.source);
   uint4* target = reinterpret_cast<uint4*>(segment.target);
-  int64_t index = thread;
-  for (; index + (kUnroll - 1) * threads < vectors; index += kUnroll * threads) {
+  // All loads of a turn are under way before the first store, also in a last turn that is not full.
+  for (int64_t index = thread; index < vectors; index += kUnroll * threads) {
     uint4 held[kUnroll];
 #pragma unroll
-    for (int step = 0; step < kUnroll; ++step) held[step] = __ldcg(source + index + step * threads);
+    for (int step = 0; step < kUnroll; ++step) {
+      if (index + step * threads < vectors) held[step] = __ldcg(source + index + step * threads);
+    }
 #pragma unroll
-    for (int step = 0; step < kUnroll; ++step) target[index + step * threads] = held[step];
+    for (int step = 0; step < kUnroll; ++step) {
+      if (index + step * threads < vectors) target[index + step * threads] = held[step];
+    }
   }
-  for (; index < vectors; index += threads) target[index] = __ldcg(source + index);
   for (int64_t byte = vectors * 16 + thread; byte < segment.bytes; byte += threads) {
     segment.target[byte] = segment.source[byte];
   }
@@ -75,15 +78,13 @@ __global__ void __launch_bounds__(kThreads) push_kernel(const __grid_constant__ 
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (gridDim.x > 1) {
-    fence<kSameGpu>();
-    if (atomicAdd(peer.cell + kTicket, 1u) != gridDim.x - 1) return;
+    if (take_ticket(peer.cell + kTicket) != gridDim.x - 1) return;
     peer.cell[kTicket] = 0;
   }
   const unsigned int sequence = peer.cell[kSent] + 1;
   peer.cell[kSent] = sequence;
   if (push.counter != nullptr && blockIdx.y == 0) *push.counter += 1;
   if (poisoned) return;
-  fence<kSameGpu>();
   store_release<kSameGpu>(peer.arrived, static_cast<uint64_t>(peer.tag) << 32 | sequence);
 }
 
