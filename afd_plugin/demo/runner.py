@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from afd_plugin.demo import checkpoints
-from afd_plugin.demo.client import Endpoint
+from afd_plugin.demo.client import Endpoint, RequestError
 from afd_plugin.demo.engine import CPU_ENVIRONMENT, EngineArguments
 from afd_plugin.demo.parity import Parity, compare
 from afd_plugin.demo.prompts import MAX_TOKENS, PROMPTS
@@ -94,7 +94,11 @@ def serve_both(
         console.print(f"{recipe.name}: starting native vLLM and AFD ...", highlight=False)
         ready = max(service.await_ready() for service in services.values())
         console.print(f"{recipe.name}: both serve after {ready:.0f} s; sending requests ...", highlight=False)
-        records, steps = exchange_requests({kind: service.endpoint for kind, service in services.items()})
+        try:
+            records, steps = exchange_requests({kind: service.endpoint for kind, service in services.items()})
+        except RequestError as error:
+            logs = "\n".join(f"{kind}: {service.tail(80)}" for kind, service in services.items())
+            raise ServiceError(f"{error}\n{logs}") from error
         for kind, service in services.items():
             status = service.stop()
             if status and kind == "afd":

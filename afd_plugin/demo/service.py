@@ -130,7 +130,7 @@ class Service:
             for path in sorted(self.folder.glob("*.json"))
         }
 
-    def tail(self) -> str:
+    def tail(self, count: int = _LOG_LINES_SHOWN) -> str:
         """Where the log is, and its last lines."""
         lines: Sequence[str] = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return f"log: {self.log}\n" + "\n".join(lines[-_LOG_LINES_SHOWN:])
+        return f"log: {self.log}\n" + "\n".join(lines[-count:])
