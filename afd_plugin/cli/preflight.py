@@ -17,7 +17,15 @@ from pathlib import Path
 import psutil
 
 import afd_plugin
-from afd_plugin.cli.devices import CPU_DISTRIBUTION, Gpu, installed, list_gpus, share_devices, visible_gpus
+from afd_plugin.cli.devices import (
+    CPU_DISTRIBUTION,
+    Gpu,
+    check_compiler,
+    installed,
+    list_gpus,
+    share_devices,
+    visible_gpus,
+)
 from afd_plugin.connectors import extension
 from afd_plugin.errors import AFDError
 from afd_plugin.supervisor.ports import check_port_free
@@ -62,6 +70,7 @@ def run_checks(
         check_distributions(installed("vllm"), installed(CPU_DISTRIBUTION)),
         check_entry_points([point.value for point in metadata.entry_points(group=PLUGIN_GROUP, name="afd")]),
         _refusal("environment", lambda: check_environment(env), "no variable contradicts AFD"),
+        _compiler(device, env),
         _refusal("topology", topology.validate, f"{topology.name} is sound"),
     ]
     for host, port in ports:
@@ -90,6 +99,13 @@ def _refusal(subject: str, check: Callable[[], None], fine: str) -> Check:
     except AFDError as error:
         return Check(subject, Verdict.FAIL, str(error))
     return Check(subject, Verdict.OK, fine)
+
+
+def _compiler(device: str, env: Mapping[str, str]) -> Check:
+    try:
+        return Check("compiler", Verdict.OK, check_compiler(device, env))
+    except AFDError as error:
+        return Check("compiler", Verdict.FAIL, str(error))
 
 
 def check_python(version: Sequence[int]) -> Check:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from afd_plugin.cli.devices import DeviceShare, list_gpus, share_devices, visible_gpus
+from afd_plugin.cli.devices import DeviceShare, check_compiler, list_gpus, share_devices, visible_gpus
 from afd_plugin.cli.launch import attention_child, ffn_children, role_environment
 from afd_plugin.cli.options import LaunchOptions
 from afd_plugin.connectors.extension import check_connector
@@ -29,6 +29,7 @@ _OnReady = Callable[[Mapping[str, Details]], str]
 def run_serve(options: LaunchOptions) -> int:
     """Both roles on this host; returns the exit code."""
     check_environment(os.environ)
+    check_compiler(options.device, os.environ)
     _check_restart(options)
     _check_http_port(options)
     share = _share(options)
@@ -59,6 +60,7 @@ def run_serve(options: LaunchOptions) -> int:
 def run_attention(options: LaunchOptions) -> int:
     """The attention role alone; returns the exit code."""
     check_environment(os.environ)
+    check_compiler(options.device, os.environ)
     _check_restart(options)
     _check_http_port(options)
     options = _with_connector(options, shared=False)
@@ -70,6 +72,7 @@ def run_attention(options: LaunchOptions) -> int:
 def run_ffn(options: LaunchOptions) -> int:
     """The FFN role alone; returns the exit code."""
     check_environment(os.environ)
+    check_compiler(options.device, os.environ)
     _check_restart(options)
     host, _, port = options.link.listen.rpartition(":")
     if not host or not port.isdigit():

@@ -21,11 +21,10 @@ from qualify.containers.engine import Engine, EngineError
 from qualify.process import capture
 
 SUITE = "bookworm"
-PACKAGES = ("ca-certificates", "git", "libnuma1", "procps", "python3", "python3-venv")
-"""Beyond Debian's minimal set: what making a cell and running its sessions needs."""
-
-GPU_PACKAGES = (*PACKAGES, "gcc", "libc6-dev", "python3-dev")
-"""On a GPU also what Triton needs, which compiles a launcher for each kernel."""
+PACKAGES = ("ca-certificates", "g++", "git", "libnuma1", "procps", "python3", "python3-dev", "python3-venv")
+"""Beyond Debian's minimal set: what making a cell and running its sessions needs. vLLM compiles while it serves: by
+torch on a CPU, by Triton on a GPU.
+"""
 
 EPOCH = 1767225600
 """Every file of an image is as old as 2026-01-01T00:00:00Z."""

@@ -46,11 +46,6 @@ class Recipe:
         return self.root / FOLDER / ("cuda.Dockerfile" if self.cell.devices else "cpu.Dockerfile")
 
     @property
-    def packages(self) -> tuple[str, ...]:
-        """The Debian packages of a base that is made here."""
-        return bases.GPU_PACKAGES if self.cell.devices else bases.PACKAGES
-
-    @property
     def needed_bytes(self) -> int:
         """The room that a build takes on the engine's disk."""
         return NEEDED_BYTES * (2 if self.cell.devices else 1)
@@ -91,7 +86,7 @@ def build(engine: Engine, made: Recipe, base: str, *, fresh: bool = False) -> st
             f"the engine's disk has {free / 2**30:.0f} GiB free, an image needs {made.needed_bytes / 2**30:.0f}: make "
             "room, or set AFD_ENGINE_DIR to a directory on another disk"
         )
-    below = bases.chosen(engine, base, made.packages, fresh=fresh)
+    below = bases.chosen(engine, base, fresh=fresh)
     with tempfile.TemporaryDirectory(prefix="afd-image-") as scratch:
         folder = Path(scratch)
         (folder / "context").mkdir()

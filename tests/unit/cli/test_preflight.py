@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from afd_plugin.cli import preflight
-from afd_plugin.cli.devices import Gpu
+from afd_plugin.cli.devices import COMPILERS, Gpu, check_compiler
 from afd_plugin.cli.preflight import Check, Verdict
+from afd_plugin.errors import ConfigRefused
 from afd_plugin.topology import Topology
 
 ONE = Topology()
@@ -155,3 +156,30 @@ def test_an_unsound_topology_and_a_wrong_variable_are_rows_not_tracebacks() -> N
 
 def test_notes_do_not_fail() -> None:
     assert not preflight.failed([Check("a", Verdict.NOTE, ""), Check("b", Verdict.OK, "")])
+
+
+@pytest.mark.parametrize(
+    ("device", "variable", "present", "found"),
+    [
+        ("cpu", "", "g++", "g++"),
+        ("cpu", "mine -O2", "mine", "mine"),
+        ("cuda", "", "clang", "clang"),
+        ("cpu", "", "gcc", None),
+        ("cpu", "mine", "g++", None),
+        ("cuda", "", "", None),
+    ],
+)
+def test_a_compiler_is_there_before_anything_is_started(
+    tmp_path: Path, device: str, variable: str, present: str, found: str | None
+) -> None:
+    """Without one vLLM comes up, and ends at its first request."""
+    if present:
+        (tmp_path / present).write_text("#!/bin/sh\n")
+        (tmp_path / present).chmod(0o755)
+    name, _ = COMPILERS[device]
+    env = {"PATH": str(tmp_path), name: variable}
+    if found is None:
+        with pytest.raises(ConfigRefused, match=f"vLLM compiles kernels while it serves.*name one in {name}"):
+            check_compiler(device, env)
+    else:
+        assert check_compiler(device, env) == found

@@ -140,9 +140,7 @@ def test_the_image_of_the_cuda_cells_installs_their_lock_and_says_that_it_is_unv
     assert f"--no-deps --require-hashes --progress-bar off         --requirement {lock}" in text.replace(
         "\\\n", ""
     )
-    assert "gcc" in made.packages
-    assert "gcc" not in image.recipe("cpu").packages
-    assert base.recipe(made.packages) != base.recipe()
+    assert "g++" in base.PACKAGES  # Triton compiles a launcher for each kernel, torch on a CPU whole kernels
     assert made.needed_bytes == 2 * image.recipe("cpu").needed_bytes
 
 
