@@ -17,7 +17,6 @@ from typing import Any
 
 from rich.console import Console
 
-from afd_plugin.cli.devices import check_compiler
 from afd_plugin.demo import checkpoints
 from afd_plugin.demo.client import Endpoint, RequestError
 from afd_plugin.demo.engine import CPU_ENVIRONMENT, EngineArguments
@@ -53,9 +52,7 @@ def run_demo(
 
     Raises:
         ServiceError: a server did not start or stop.
-        ConfigRefused: there is no C++ compiler.
     """
-    check_compiler("cpu", os.environ)
     out = Console() if console is None else console
     started = time.monotonic()
     outcomes: dict[str, Outcome] = {}
