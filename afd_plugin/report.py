@@ -30,6 +30,9 @@ SOURCE_VARIABLE = "AFD_REPORT_SOURCE"
 STOPPING_NAME = "stopping"
 """File beside the socket that exists once the launcher has asked its children to stop."""
 
+LEAVING = "leaving"
+"""The phase of an FFN that attention has let go: nobody waits for it, and its processes may take their time to end."""
+
 MAX_REPORT_BYTES = 32_768
 _MAX_TEXT = 8_000
 

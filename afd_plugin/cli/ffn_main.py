@@ -104,6 +104,7 @@ def _serve(executor: MultiprocExecutor, status: StatusServer | None) -> None:
         future = executor.collective_rpc("afd_serve", non_block=True)
         _phase(status, "serving")
         future.result()
+        _phase(status, report.LEAVING)
     except RuntimeError as error:
         if status is not None:
             status.failed = not asked

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from afd_plugin.errors import DrainTimeout, EngineGone
-from afd_plugin.report import REPORT_VARIABLE, SOURCE_VARIABLE, STOPPING_NAME
+from afd_plugin.report import LEAVING, REPORT_VARIABLE, SOURCE_VARIABLE, STOPPING_NAME
 from afd_plugin.supervisor.child import Child
 from afd_plugin.supervisor.folder import fresh_scratch, working_folder, write_state
 from afd_plugin.supervisor.guardian import Guardian
@@ -264,7 +264,8 @@ class Supervisor:
         starting = len(self._ready) < len(self._children) or bool(self._revivals)
         if starting or self._losses.seen or self._probes % _MEMBERS_EVERY == 0:
             self._known = self._members()
-            serving = {} if starting else self._serving
+            leaving = any(child.phase == LEAVING for child in self._children)
+            serving = {} if starting or leaving else self._serving
             lost = self._losses.overdue(serving, {process.pid for process in self._known}, time.monotonic())
             if lost and not self._faults:
                 what = f"{lost} ended, and what it belonged to went on without it."

@@ -176,6 +176,26 @@ def test_a_child_that_goes_on_without_its_engine_is_ended_and_the_engine_named(t
     assert run.left() == []
 
 
+def test_a_child_that_is_leaving_may_outlive_its_engine(tmp_path: Path) -> None:
+    """On a busy machine it takes longer to end than a child may otherwise go on without its engine."""
+    body = f"""
+    engine = "open('/proc/self/comm', 'w').write('VLLM::Worker'); import time; time.sleep(60)"
+    inner = subprocess.Popen([sys.executable, '-c', engine])
+    while 'VLLM' not in open(f'/proc/{{inner.pid}}/comm').read():
+        time.sleep(0.01)
+    report.phase('serving')
+    time.sleep(0.5)
+    report.phase(report.LEAVING)
+    inner.kill()
+    inner.wait()
+    stop.wait({LIMITS.answer + 2})
+    """
+    run = Run(tmp_path, child("a", body))
+    assert run.outcome.cause is None, run.log
+    assert run.outcome.exit_code == 0
+    assert run.left() == []
+
+
 def test_a_stubborn_child_is_killed_counted_and_makes_the_stop_unclean(tmp_path: Path) -> None:
     body = f"""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
