@@ -155,20 +155,23 @@ def test_a_stopped_grandchild_is_found_ended_and_named_within_the_bound(tmp_path
     assert run.left() == []
 
 
-def test_a_child_that_goes_on_without_its_engine_is_ended_and_the_engine_named(tmp_path: Path) -> None:
-    body = """
+LOST = """
     engine = "open('/proc/self/comm', 'w').write('VLLM::Worker'); import time; time.sleep(60)"
     inner = subprocess.Popen([sys.executable, '-c', engine])
     while 'VLLM' not in open(f'/proc/{inner.pid}/comm').read():
         time.sleep(0.01)
     report.phase('serving')
     time.sleep(0.5)
+    LAST_WORDS
     inner.kill()
     inner.wait()
-    stop.wait()
+    stop.wait(SECONDS)
     """
+
+
+def test_a_child_that_goes_on_without_its_engine_is_ended_and_the_engine_named(tmp_path: Path) -> None:
     begun = time.monotonic()
-    run = Run(tmp_path, child("a", body))
+    run = Run(tmp_path, child("a", LOST.replace("LAST_WORDS", "").replace("SECONDS", "")))
     assert run.outcome.cause is not None
     assert run.outcome.cause.error == "engine-gone"
     assert "VLLM::Worker" in run.outcome.cause.message
@@ -178,19 +181,8 @@ def test_a_child_that_goes_on_without_its_engine_is_ended_and_the_engine_named(t
 
 def test_a_child_that_is_leaving_may_outlive_its_engine(tmp_path: Path) -> None:
     """On a busy machine it takes longer to end than a child may otherwise go on without its engine."""
-    body = f"""
-    engine = "open('/proc/self/comm', 'w').write('VLLM::Worker'); import time; time.sleep(60)"
-    inner = subprocess.Popen([sys.executable, '-c', engine])
-    while 'VLLM' not in open(f'/proc/{{inner.pid}}/comm').read():
-        time.sleep(0.01)
-    report.phase('serving')
-    time.sleep(0.5)
-    report.phase(report.LEAVING)
-    inner.kill()
-    inner.wait()
-    stop.wait({LIMITS.answer + 2})
-    """
-    run = Run(tmp_path, child("a", body))
+    words = LOST.replace("LAST_WORDS", "report.phase(report.LEAVING)")
+    run = Run(tmp_path, child("a", words.replace("SECONDS", str(LIMITS.answer + 2))))
     assert run.outcome.cause is None, run.log
     assert run.outcome.exit_code == 0
     assert run.left() == []
