@@ -70,7 +70,7 @@ def run_checks(
         check_distributions(installed("vllm"), installed(CPU_DISTRIBUTION)),
         check_entry_points([point.value for point in metadata.entry_points(group=PLUGIN_GROUP, name="afd")]),
         _refusal("environment", lambda: check_environment(env), "no variable contradicts AFD"),
-        _compiler(device, env),
+        _refusal("compiler", lambda: check_compiler(device, env)),
         _refusal("topology", topology.validate, f"{topology.name} is sound"),
     ]
     for host, port in ports:
@@ -93,19 +93,13 @@ def table(checks: Sequence[Check]) -> str:
     return "\n".join(f"{check.subject:<{width}}  {check.verdict.value:<4}  {check.text}" for check in checks)
 
 
-def _refusal(subject: str, check: Callable[[], None], fine: str) -> Check:
+def _refusal(subject: str, check: Callable[[], str | None], fine: str = "") -> Check:
+    """What ``check`` refuses; else what it found, or ``fine`` where it finds nothing to tell."""
     try:
-        check()
+        found = check()
     except AFDError as error:
         return Check(subject, Verdict.FAIL, str(error))
-    return Check(subject, Verdict.OK, fine)
-
-
-def _compiler(device: str, env: Mapping[str, str]) -> Check:
-    try:
-        return Check("compiler", Verdict.OK, check_compiler(device, env))
-    except AFDError as error:
-        return Check("compiler", Verdict.FAIL, str(error))
+    return Check(subject, Verdict.OK, found or fine)
 
 
 def check_python(version: Sequence[int]) -> Check:

@@ -28,9 +28,7 @@ _OnReady = Callable[[Mapping[str, Details]], str]
 
 def run_serve(options: LaunchOptions) -> int:
     """Both roles on this host; returns the exit code."""
-    check_environment(os.environ)
-    check_compiler(options.device, os.environ)
-    _check_restart(options)
+    _check_host(options)
     _check_http_port(options)
     share = _share(options)
     options = _with_connector(options, share.shared if share else False)
@@ -59,9 +57,7 @@ def run_serve(options: LaunchOptions) -> int:
 
 def run_attention(options: LaunchOptions) -> int:
     """The attention role alone; returns the exit code."""
-    check_environment(os.environ)
-    check_compiler(options.device, os.environ)
-    _check_restart(options)
+    _check_host(options)
     _check_http_port(options)
     options = _with_connector(options, shared=False)
     workers = options.afd.topology.attention_ranks
@@ -71,9 +67,7 @@ def run_attention(options: LaunchOptions) -> int:
 
 def run_ffn(options: LaunchOptions) -> int:
     """The FFN role alone; returns the exit code."""
-    check_environment(os.environ)
-    check_compiler(options.device, os.environ)
-    _check_restart(options)
+    _check_host(options)
     host, _, port = options.link.listen.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigRefused(f"--listen is {options.link.listen!r}; expected HOST:PORT.")
@@ -142,6 +136,13 @@ def _with_connector(options: LaunchOptions, shared: bool) -> LaunchOptions:
     name = SHARED_CONNECTOR if shared else APART_CONNECTOR
     check_connector(name)
     return replace(options, afd=replace(options.afd, connector=name))
+
+
+def _check_host(options: LaunchOptions) -> None:
+    """What every role's launcher refuses before it starts anything."""
+    check_environment(os.environ)
+    check_compiler(options.device, os.environ)
+    _check_restart(options)
 
 
 def _check_restart(options: LaunchOptions) -> None:

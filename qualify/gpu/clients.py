@@ -177,12 +177,8 @@ def memory_used() -> list[int]:
 
 def memory_by_process() -> dict[int, int]:
     """MiB of each process on the GPUs by the driver's own count; empty where it does not tell."""
-    done = subprocess.run(
-        ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"],
-        capture_output=True, text=True, timeout=20, check=True,
-    )  # fmt: skip
     found: dict[int, int] = {}
-    for line in done.stdout.splitlines():
+    for line in _told("--query-compute-apps=pid,used_memory"):
         pid, _, used = (word.strip() for word in line.partition(","))
         if pid.isdigit() and used.isdigit():
             found[int(pid)] = found.get(int(pid), 0) + int(used)
@@ -190,8 +186,13 @@ def memory_by_process() -> dict[int, int]:
 
 
 def _queried(field: str) -> list[int]:
+    return [int(line) for line in _told(f"--query-gpu={field}")]
+
+
+def _told(query: str) -> list[str]:
+    """The rows that the driver's tool answers."""
     done = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
+        ["nvidia-smi", query, "--format=csv,noheader,nounits"],
         capture_output=True, text=True, timeout=20, check=True,
     )  # fmt: skip
-    return [int(line) for line in done.stdout.splitlines() if line.strip()]
+    return [line for line in done.stdout.splitlines() if line.strip()]
