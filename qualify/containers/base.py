@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from docker.errors import ImageNotFound
@@ -33,22 +32,22 @@ REPOSITORY = "afd-base"
 _PINNED = re.compile(r"[\w./:-]+@sha256:[0-9a-f]{64}")
 
 
-def chosen(engine: Engine, base: str, packages: Sequence[str] = PACKAGES, *, fresh: bool = False) -> str:
+def chosen(engine: Engine, base: str, *, fresh: bool = False) -> str:
     """The image to build on: made here for `rootfs`, else `base` itself, which must be pinned by digest."""
     if base == "rootfs":
-        return _made(engine, packages, fresh=fresh)
+        return _made(engine, fresh=fresh)
     if not _PINNED.fullmatch(base):
         raise EngineError(f"--base is {base!r}: `rootfs`, or an image pinned as NAME@sha256:DIGEST")
     return base
 
 
-def recipe(packages: Sequence[str] = PACKAGES) -> str:
+def recipe() -> str:
     """What decides a base, but for the state of the package index."""
-    return hashlib.sha256(f"1 {SUITE} {tuple(packages)} {EPOCH}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"1 {SUITE} {PACKAGES} {EPOCH}".encode()).hexdigest()[:12]
 
 
-def _made(engine: Engine, packages: Sequence[str], *, fresh: bool) -> str:
-    tag = f"{REPOSITORY}:{recipe(packages)}"
+def _made(engine: Engine, *, fresh: bool) -> str:
+    tag = f"{REPOSITORY}:{recipe()}"
     if not fresh:
         try:
             engine.client.images.get(tag)
@@ -60,14 +59,14 @@ def _made(engine: Engine, packages: Sequence[str], *, fresh: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="afd-base-") as scratch:
         Path(scratch).chmod(0o755)  # apt's own user reads what lies below
         archive = Path(scratch) / "base.tar"
-        content = bootstrap(archive, packages)
+        content = bootstrap(archive)
         with archive.open("rb") as handle:
-            engine.client.api.import_image(handle, repository=REPOSITORY, tag=recipe(packages))
+            engine.client.api.import_image(handle, repository=REPOSITORY, tag=recipe())
     print(f"base {tag}: {SUITE}, sha256 {content}", flush=True)
     return tag
 
 
-def bootstrap(archive: Path, packages: Sequence[str] = PACKAGES) -> str:
+def bootstrap(archive: Path) -> str:
     """Write the base as a tar file; its SHA-256. EngineError without mmdebstrap.
 
     mmdebstrap works beside the archive and in a mount namespace of its own, so that a killed one leaves nothing mounted
@@ -84,7 +83,7 @@ def bootstrap(archive: Path, packages: Sequence[str] = PACKAGES) -> str:
         "--mount",
         "mmdebstrap",
         "--variant=minbase",
-        f"--include={','.join(packages)}",
+        f"--include={','.join(PACKAGES)}",
         SUITE,
         str(archive),
     ]
