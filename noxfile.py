@@ -175,7 +175,9 @@ def accuracy(session: nox.Session) -> None:
     faults and checks that each is caught: arguments after it go to pytest.
     """
     options = session.posargs or ["--cell", "cpu"]
-    if options[0] == "power":
+    if gpu_cell.asks_for_gpu(options):
+        Host(session).python("-m", "qualify.gpu.accuracy_gate", *options)
+    elif options[0] == "power":
         Cell(session).python("-m", "pytest", "tests/accuracy", "--durations=20", *options[1:])
     else:
         Cell(session).python("-m", "qualify.accuracy", *options)
@@ -196,16 +198,20 @@ def cases(session: nox.Session) -> None:
 @nox.session(default=False)
 def final_audit(session: nox.Session) -> None:
     """Every record that a chain must have is there, for exactly this revision, cell, lock and environment."""
-    Cell(session).python("-m", "qualify.final_audit", *session.posargs)
+    where = Host(session) if gpu_cell.asks_for_gpu(session.posargs) else Cell(session)
+    where.python("-m", "qualify.final_audit", *session.posargs)
 
 
 @nox.session(default=False)
 def gate(session: nox.Session) -> None:
     """The chain of sessions on one cell, a record for each: `nox -s gate -- --cell cpu [--profile landing]`.
 
+    Of a GPU cell, on its host, what needs the GPU: the rest is the CPU cell's chain at the same revision.
     `-- planted` plants faults in clones of this checkout and sees real sessions and chains refuse them (an hour).
     """
-    if session.posargs[:1] == ["planted"]:
+    if gpu_cell.asks_for_gpu(session.posargs):
+        Host(session).python("-m", "qualify.gate", *session.posargs)
+    elif session.posargs[:1] == ["planted"]:
         Cell(session).python("-m", "pytest", "tests/gate", *session.posargs[1:])
     else:
         Cell(session).python("-m", "qualify.gate", *session.posargs)

@@ -13,6 +13,8 @@ from qualify.phases import Phase
 LANDING_LIMIT_S = 3600.0
 SHARD_LIMIT_S = 2400.0
 ATTEMPTS = 3
+GPU_FREE = "cpu"
+"""The cell whose chain holds what needs no GPU; the chains of other cells do not run it again."""
 
 
 class Profile(str, enum.Enum):
@@ -49,31 +51,46 @@ class Part:
         return (*words, "--", *self.arguments) if self.arguments else words
 
 
+STATIC = (
+    Part("lint", Phase.STATIC_AND_UNIT_GATE),
+    Part("typecheck", Phase.STATIC_AND_UNIT_GATE),
+    Part("unit", Phase.STATIC_AND_UNIT_GATE, "unit"),
+    Part("package", Phase.STATIC_AND_UNIT_GATE),
+    Part("audit", Phase.STATIC_AND_UNIT_GATE),
+    Part("abi", Phase.STATIC_AND_UNIT_GATE),
+)
+DOCUMENTS = (Part("docs", Phase.DOCUMENTATION_REFRESH_GATE),)
+
+
 def parts(cell: Cell, profile: Profile) -> tuple[Part, ...]:
-    """Every part that a chain of `profile` on `cell` must have, in order. `final_audit` is the last."""
-    static = Phase.STATIC_AND_UNIT_GATE
+    """Every part that a chain of `profile` on `cell` runs, in order. `final_audit` is the last.
+
+    A GPU cell's chain is what needs its GPU. The rest does not depend on a device, wants tools and an index that a GPU
+    host may not have, and is demanded of the same revision on the cell `GPU_FREE` (:func:`gpu_free`).
+    """
     where = ("--cell", cell.name)
     e2e = "e2e" if cell.devices == 0 else "gpu_e2e"
     suite = e2e if cell.devices < 2 else f"{e2e}_x{cell.devices}"
     on = where if cell.devices else ()
+    before, after = ((), ()) if cell.devices else (STATIC, DOCUMENTS)
     if profile is Profile.LANDING:
         runs: tuple[Part, ...] = (Part(e2e, Phase.BASIC_E2E_GATE, suite, arguments=on),)
     else:
         shards = ("1/3", "2/3", "3/3")
         runs = tuple(Part(e2e, Phase.BASIC_E2E_GATE, f"{suite}_all", shard, ("all", *on)) for shard in shards)
     return (
-        Part("lint", static),
-        Part("typecheck", static),
-        Part("unit", static, "unit"),
-        Part("package", static),
-        Part("audit", static),
-        Part("abi", static),
+        *before,
         Part("native_control", Phase.TARGET_NATIVE_CONTROL, arguments=where),
         *runs,
         Part("accuracy", Phase.ACCURACY_GATE, arguments=where),
-        Part("docs", Phase.DOCUMENTATION_REFRESH_GATE),
+        *after,
         Part("final_audit", Phase.FINAL_AUDIT, arguments=(*where, "--profile", profile.value)),
     )
+
+
+def gpu_free(cell: Cell) -> tuple[Part, ...]:
+    """What a GPU cell's chain leaves to the chain of `GPU_FREE` at the same revision; nothing for that cell itself."""
+    return (*STATIC, *DOCUMENTS) if cell.devices else ()
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from qualify import expected, identity, ledger, release, revision, verify
+from qualify import expected, identity, ledger, revision, verify
 from qualify.cells import ROOT, Cell, CellError, load
 from qualify.chain import Part, Profile, parts
 from qualify.identity import Binding
 from qualify.lint import text
 from qualify.lint.__main__ import tracked
-from qualify.package import project_version
+from qualify.package import mirrored, project_version
 from qualify.process import CommandError
 
 OWN = "final_audit"
@@ -39,7 +39,7 @@ def tree_complaints(cell: Cell, chain: Sequence[Part]) -> tuple[str, ...]:
     }
     said = [f"dirty tree: {path}" for path in revision.dirty(ROOT)]
     said += [str(finding) for finding in text.versions(pages)]
-    if not release.mirrored(version := project_version(ROOT), cell.vllm):
+    if not mirrored(version := project_version(ROOT), cell.vllm):
         said.append(f"version {version} does not mirror vLLM {cell.vllm}")
     return (*said, *(line for part in chain if part.suite for line in expected.check_list(part.suite)))
 

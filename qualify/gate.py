@@ -61,21 +61,27 @@ class Gate:
         if faults:
             raise Refused("FREEZE_IDENTITY is BLOCKED:\n  " + "\n  ".join(faults))
 
-    def run(self, only: str = "") -> None:
+    def run(self, only: str = "", until: str = "") -> None:
         """Run every part that has no PASS yet, in order; Refused at the first that does not pass.
 
-        `only` names the one session that is run, without those that a chain demands before it.
+        `only` names the one session that is run, without those that a chain demands before it; `until` the last that
+        is run now: the same command without it goes on after that one.
         """
-        chain = [part for part in parts(self.cell, self.profile) if only in ("", part.session)]
-        if not chain:
-            raise Refused(f"a chain on {self.cell.name} has no session {only}")
+        whole = parts(self.cell, self.profile)
+        for name in (only, until):
+            if name and name not in {part.session for part in whole}:
+                raise Refused(f"a chain on {self.cell.name} has no session {name}")
+        chain = [part for part in whole if only in ("", part.session)]
+        if until:
+            chain = chain[: 1 + max(i for i, part in enumerate(chain) if part.session == until)]
         done = {
             entry.key
             for entry in verify.of(ledger.read(self.cell.name, self.directory), self.binding, self.profile)
             if entry.status is Status.PASS
         }
-        for position, part in enumerate(chain):
-            following = chain[position + 1].title if position + 1 < len(chain) else "report"
+        for part in chain:
+            after = whole.index(part) + 1
+            following = whole[after].title if after < len(whole) else "report"
             if part.key in done:
                 print(f"{part.title}: PASS, on record", flush=True)
                 continue
@@ -212,7 +218,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--profile", choices=[p.value for p in Profile], default=Profile.QUALIFYING.value)
     parser.add_argument("--evidence", type=Path, default=ledger.DIRECTORY, help="another ledger directory")
     parser.add_argument("--only", default="", help="one session alone; needs another --evidence directory")
+    parser.add_argument(
+        "--until", default="", help="the last session that is run now; go on without it later"
+    )
     chosen = parser.parse_args(arguments)
+    if chosen.only and chosen.until:
+        parser.error("--only runs one session; --until has no place beside it")
     if chosen.only and chosen.evidence.resolve() == ledger.DIRECTORY.resolve():
         parser.error("--only makes no evidence: give it another --evidence directory")
     profile, started = Profile(chosen.profile), time.monotonic()
@@ -223,8 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         binding = identity.bind(cell, seen)
         gate = Gate(cell, profile, binding, known_sessions(), directory=chosen.evidence)
         gate.open(faults)
-        gate.run(chosen.only)
-        if chosen.only:
+        gate.run(chosen.only, chosen.until)
+        if chosen.only or chosen.until:
             return 0
         print(progress.shown(cell, profile, binding, ledger.read(cell.name, chosen.evidence)))
         verdict = verify.verify(cell, binding, profile, directory=chosen.evidence)

@@ -122,6 +122,11 @@ def project_version(root: Path) -> str:
     return match[1]
 
 
+def mirrored(version: str, vllm: str) -> bool:
+    """Whether a version of this project may be published for a vLLM release: the same, or `.postN` of it."""
+    return re.fullmatch(rf"{re.escape(vllm)}(\.post[1-9]\d*)?", version) is not None
+
+
 IMPORT_ALONE = """
 import importlib.metadata, importlib.util, sys
 import afd_plugin

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from qualify import verify
 from qualify.cells import ROOT, Cell
-from qualify.chain import Part, Profile, parts
+from qualify.chain import GPU_FREE, Part, Profile, gpu_free, parts
 from qualify.identity import Binding
 from qualify.ledger import Entry, Record
 from qualify.phases import ORDER, Mode, Phase, PhaseError, PhaseRecord, Status, Workflow, report
@@ -61,6 +61,19 @@ def of_phase(phase: Phase, chain: Sequence[Part], entries: Sequence[Entry]) -> P
     return PhaseRecord(phase, Status.PASS, evidence, "", passed[-1].next_allowed_action)
 
 
+def left_elsewhere(cell: Cell, phase: Phase) -> bool:
+    """Whether the whole of a phase is left to the chain of another cell."""
+    return any(part.phase is phase for part in gpu_free(cell))
+
+
+def of_another_cell(cell: Cell, phase: Phase, profile: Profile, binding: Binding) -> PhaseRecord | None:
+    """A phase that the chain of `GPU_FREE` holds at the same revision; None while it lacks anything there."""
+    if verify.lacking_elsewhere(cell, binding.revision, profile):
+        return None
+    source = (f"chain of the cell {GPU_FREE}, revision {binding.revision}",)
+    return PhaseRecord(phase, Status.PASS, source, "", "go on")
+
+
 def workflow(
     cell: Cell, profile: Profile, binding: Binding, records: Sequence[Record], plan: Path
 ) -> Workflow:
@@ -84,6 +97,8 @@ def workflow(
             record: PhaseRecord | None = before[phase]
         elif not state.in_scope(phase):
             record = PhaseRecord(phase, Status.SKIPPED, (), f"not part of {state.mode.value}", "validate")
+        elif left_elsewhere(cell, phase):
+            record = of_another_cell(cell, phase, profile, binding)
         else:
             record = of_phase(phase, chain, entries)
         if record is None:

@@ -18,17 +18,12 @@ from pathlib import Path
 from qualify import docs, identity, ledger, revision, sbom, verify
 from qualify.cells import ROOT, Cell, load
 from qualify.chain import Profile
-from qualify.package import project_version
+from qualify.package import mirrored, project_version
 from qualify.process import CommandError, capture
 
 CELL = "cpu"
 HEAD_LINE = re.compile(r"^evidence-head (?P<cell>[\w-]+): (?P<hash>[0-9a-f]{64})$", re.MULTILINE)
 """How an annotated tag's message carries the head of a cell's ledger."""
-
-
-def mirrored(version: str, vllm: str) -> bool:
-    """Whether a version of this project may be published for a vLLM release: the same, or `.postN` of it."""
-    return re.fullmatch(rf"{re.escape(vllm)}(\.post[1-9]\d*)?", version) is not None
 
 
 def artifacts(version: str) -> tuple[str, ...]:

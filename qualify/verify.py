@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qualify import expected, ledger
-from qualify.cells import ROOT, Cell
-from qualify.chain import Part, Profile, parts
+from qualify.cells import ROOT, Cell, load
+from qualify.chain import GPU_FREE, Part, Profile, gpu_free, parts
 from qualify.expected import Cases
 from qualify.identity import Binding
 from qualify.ledger import Entry, LedgerError, Record
@@ -163,8 +163,35 @@ def verify(
     judged_records, faults = up_to(records, head)
     chain = parts(cell, profile)
     cases = {part.suite: expected.listed(part.suite, root) for part in chain if part.suite}
+    mine = of(judged_records, binding, profile)
     return Verdict(
         judged_records[-1].hash if judged_records else ledger.GENESIS,
         (*faults, *rewritten(content, states), *foreign(records, cell.name)),
-        lacking(of(judged_records, binding, profile), chain, cases, qualifying=profile is Profile.QUALIFYING),
+        (
+            *lacking(mine, chain, cases, qualifying=profile is Profile.QUALIFYING),
+            *lacking_elsewhere(cell, binding.revision, profile, directory, root),
+        ),
     )
+
+
+def lacking_elsewhere(
+    cell: Cell, revision: str, profile: Profile, directory: Path = ledger.DIRECTORY, root: Path = ROOT
+) -> tuple[str, ...]:
+    """What a GPU cell's chain leaves to the chain of another cell and that one lacks at the same revision.
+
+    The last chain there of this revision and profile counts. Raises LedgerError when its ledger is not sound.
+    """
+    chain = gpu_free(cell)
+    if not chain:
+        return ()
+    other = load(GPU_FREE, root / "containers" / "cells.toml")
+    lock, keys = other.lock_digest(root), {part.key for part in chain}
+    entries = [
+        record.entry
+        for record in ledger.read(other.name, directory)
+        if (record.entry.revision, record.entry.lock, record.entry.profile) == (revision, lock, profile.value)
+    ]
+    last = [entry for entry in entries if entry.binding == entries[-1].binding and entry.key in keys]
+    cases = {part.suite: expected.listed(part.suite, root) for part in chain if part.suite}
+    found = lacking(last, chain, cases, qualifying=profile is Profile.QUALIFYING)
+    return tuple(f"on the cell {other.name}: {line}" for line in found)

@@ -172,9 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         cell = load(chosen.cell)
         if cell.devices:
-            raise NotYet(
-                f"accuracy on {cell.name} needs its GPU: `python -m qualify.gpu accuracy` is its session"
-            )
+            raise NotYet(f"accuracy on {cell.name} needs its GPU: `nox -s accuracy -- --cell {cell.name}`")
         if not diagnostic:
             require_e2e(cell, chosen.evidence)
         for name in chosen.model or ARCHITECTURES:

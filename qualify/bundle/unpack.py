@@ -21,9 +21,10 @@ _CHUNK = 1 << 20
 ACTIVATE = """\
 # . {target}/activate
 export AFD_BUNDLE="{target}"
-export PYTHONPATH="{target}/site${{PYTHONPATH:+:$PYTHONPATH}}"
+export PATH="{target}/{python}bin:$PATH"
+export PYTHONPATH="{target}/site"
 export LD_LIBRARY_PATH="{libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
-{path}# The sampler of FlashInfer would compile itself for minutes; nothing can be downloaded.
+# The sampler of FlashInfer would compile itself for minutes; nothing can be downloaded.
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 VLLM_USE_FLASHINFER_SAMPLER=0
 """
 
@@ -139,10 +140,22 @@ def _refuse_escape(member: tarfile.TarInfo) -> None:
 
 
 def _activate(target: Path, manifest: dict) -> None:  # type: ignore[type-arg]
+    if not manifest["has_python"]:
+        _borrow_interpreter(target)
     libraries = sorted(str(path.parent) for path in (target / "site" / "nvidia").glob("*/lib/*.so*"))
-    path = f'export PATH="{target}/python/bin:$PATH"\n' if manifest["has_python"] else ""
-    text = ACTIVATE.format(target=target, libraries=":".join(dict.fromkeys(libraries)), path=path)
+    python = "python/" if manifest["has_python"] else ""
+    text = ACTIVATE.format(target=target, libraries=":".join(dict.fromkeys(libraries)), python=python)
     (target / "activate").write_text(text, encoding="utf-8")
+
+
+def _borrow_interpreter(target: Path) -> None:
+    """The host's interpreter without the host's packages: what is installed beside it is no part of the cell."""
+    base = Path(sys._base_executable)  # type: ignore[attr-defined]  # the one below a virtual environment
+    (target / "bin").mkdir()
+    for name in ("python", "python3"):
+        (target / "bin" / name).symlink_to(base)
+    text = f"home = {base.parent}\ninclude-system-site-packages = false\n"
+    (target / "pyvenv.cfg").write_text(text, encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -22,6 +22,7 @@ class ParityCase:
     mode: str
     gate: str = "ffn"
     dense: str = "attention"
+    shared: str = "ffn"
     microbatches: int = 1
     connector: str = "CudaIpcAFDConnector"
     two_gpus: bool = False
@@ -59,6 +60,7 @@ class ParityCase:
     def name(self) -> str:
         name = f"{self.model}-{self.mode}-gate-{self.gate}"
         name += "" if self.dense == "attention" else "-dense-ffn"
+        name += "" if self.shared == "ffn" else "-shared-attention"
         name += f"-shards{self.shards}" if self.shards > 1 else ""
         name += f"-engines{self.lanes}" if self.lanes > 1 else ""
         name += f"-attention-tp{self.attention_tp}" if self.attention_tp > 1 else ""
@@ -110,6 +112,12 @@ DEFAULT_CASES: tuple[ParityCase, ...] = tuple(
     for gate in ("ffn", "attention")
 )
 
+SHARED_CASES: tuple[ParityCase, ...] = tuple(
+    ParityCase(model, mode, shared="attention")
+    for model, mode in (("deepseek-v2", "graph"), ("deepseek-v3", "eager"))
+)
+"""Shared experts beside the exchange: what they give is added to the FFN's answer as natively."""
+
 
 def parity(host: Host) -> dict[str, Any]:
     """Every case against native, twice; 64 prompts, lengths around 64 tokens so that decode batches shrink."""
@@ -147,6 +155,7 @@ def chosen(setting: str | Sequence[Mapping[str, Any]]) -> list[ParityCase]:
                 "repaired": REPAIRED_CASES,
                 "nvlink": NVLINK_CASES,
                 "apart": APART_CASES,
+                "shared": SHARED_CASES,
                 "doubtful": (*REPAIRED_CASES, *APART_CASES),
             }[setting]
         )
@@ -203,8 +212,9 @@ def _case(
     try:
         engines = service(
             case.name, model, {**PARITY_ENGINE, **MODES[case.mode]}, host.logs,
-            gate=case.gate, dense=case.dense, microbatches=case.microbatches, connector=case.connector,
-            visible=case.visible, shards=case.shards, lanes=case.lanes, attention_tp=case.attention_tp,
+            gate=case.gate, dense=case.dense, shared=case.shared, connector=case.connector,
+            microbatches=case.microbatches, visible=case.visible, shards=case.shards, lanes=case.lanes,
+            attention_tp=case.attention_tp,
         )  # fmt: skip
         runs: list[Any] = []
         try:

@@ -19,10 +19,15 @@ from qualify.gpu.parity import ParityCase
 
 pytestmark = pytest.mark.timeout(1800)
 
-CORE = ("deepseek-v2-graph-gate-ffn", "qwen3-moe-eager-gate-attention", "deepseek-v3-graph-gate-attention")
+CORE = (
+    "deepseek-v2-graph-gate-ffn",
+    "qwen3-moe-eager-gate-attention",
+    "deepseek-v3-graph-gate-attention",
+    "deepseek-v2-graph-gate-ffn-shared-attention",
+)
 """What the landing chain runs; everything else is full."""
 
-ONE_GPU = (*parity.DEFAULT_CASES, *parity.REPAIRED_CASES, *parity.APART_CASES)
+ONE_GPU = (*parity.DEFAULT_CASES, *parity.REPAIRED_CASES, *parity.APART_CASES, *parity.SHARED_CASES)
 
 
 def ids(cases: Sequence[ParityCase]) -> list[Any]:

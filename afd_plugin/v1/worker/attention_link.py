@@ -31,6 +31,9 @@ from afd_plugin.v1.worker.role_report import RECENT
 from afd_plugin.v1.worker.step_tracing import StepTracing, span_of
 from afd_plugin.v1.worker.verdict import verdict
 
+DRAIN_CHECK_S = 0.2
+"""How often the launcher is asked whether it stops: a look at a file, too dear for every step."""
+
 
 @dataclass
 class StepCounts:
@@ -82,6 +85,7 @@ class AttentionLink:
         self.drain_timeout_s = math.inf
         """From the launcher's stop on, how long steps are still made for the requests that run."""
 
+        self._next_drain_check = 0.0
         self.counts = StepCounts()
         self.recent_exchange_s: deque[float] = deque(maxlen=RECENT)
         """Host time of the last exchanges, for the report that a bench reads."""
@@ -158,7 +162,10 @@ class AttentionLink:
 
     def _check_drain(self) -> None:
         """Give up what still runs when a clean stop has taken its time: vLLM would leave its clients without a word."""
-        if self._control is None or stopping_for() <= self.drain_timeout_s:
+        if self._control is None or (now := time.monotonic()) < self._next_drain_check:
+            return
+        self._next_drain_check = now + DRAIN_CHECK_S
+        if stopping_for() <= self.drain_timeout_s:
             return
         error = DrainTimeout(
             f"Requests were still running {self.drain_timeout_s:g} s after the stop began; they end with an error."

@@ -59,9 +59,10 @@ def test_what_was_packed_arrives_with_run_bits_and_links(site: Path, tmp_path: P
         == b"ran\n"
     )
     assert not (cell / "pkg/__pycache__").exists()
-    shell = f". {tmp_path}/cell/activate; echo $LD_LIBRARY_PATH; {sys.executable} -c 'import pkg; print(pkg.NAME)'"
+    ask = "import importlib.util, pkg; print(importlib.util.find_spec('pytest'), pkg.NAME)"
+    shell = f'. {tmp_path}/cell/activate; echo $LD_LIBRARY_PATH; python3 -c "{ask}"'
     seen = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert seen.splitlines()[-1] == "pkg"
+    assert seen.splitlines()[-1] == "None pkg", "the host's interpreter, and none of the host's packages"
     assert f"{cell}/nvidia/nccl/lib" in seen
 
 

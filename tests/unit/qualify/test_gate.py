@@ -12,7 +12,7 @@ import pytest
 
 from qualify import expected, gate, ledger, revision
 from qualify.cells import load
-from qualify.chain import Profile, infrastructure, parts
+from qualify.chain import Profile, gpu_free, infrastructure, parts
 from qualify.gate import Gate, Refused
 from qualify.identity import Binding
 from qualify.phases import Status
@@ -107,6 +107,18 @@ def test_a_chain_goes_on_where_it_stopped_and_anew_at_another_revision(project: 
     assert [name for name, _ in statuses(project)][7:] == ["", "lint", "typecheck", "unit", "package"]
 
 
+def test_a_chain_may_be_run_in_pieces_and_each_goes_on_after_the_one_before(project: Path) -> None:
+    first = make(project)
+    first.open(())
+    first.run(until="typecheck")
+    assert [name for name, _ in statuses(project)] == ["", "lint", "typecheck"]
+    assert ledger.read("cpu", project / "evidence")[-1].entry.next_allowed_action == "unit"
+    run(project)
+    assert [name for name, _ in statuses(project)][3:] == ["", "unit", "package"]
+    with pytest.raises(Refused, match="has no session party"):
+        make(project).run(until="party")
+
+
 @pytest.mark.parametrize(
     ("tests", "said"),
     [
@@ -196,7 +208,11 @@ def test_the_qualifying_chain_runs_the_full_scope_in_shards_and_a_gpu_cell_its_o
         "accuracy", "docs", "final_audit",
     ]  # fmt: skip
     assert [p.title for p in parts(load("cpu"), Profile.LANDING)][7] == "e2e"
-    assert [p.title for p in parts(load("h200x1"), Profile.LANDING)][7] == "gpu_e2e"
+    on_a_gpu = [part.title for part in parts(load("h200x1"), Profile.LANDING)]
+    assert on_a_gpu == ["native_control", "gpu_e2e", "accuracy", "final_audit"]
+    left = [part.title for part in gpu_free(load("h200x1"))]
+    assert [*left[:-1], *full[6:-2], left[-1], full[-1]] == full, "the two chains together leave nothing out"
+    assert not gpu_free(load("cpu"))
 
 
 def test_shards_are_disjoint_whole_and_keep_a_file_together() -> None:

@@ -113,8 +113,11 @@ def test_a_gpu_cell_wants_its_devices_driver_and_the_nccl_that_is_mapped(root: P
 
 
 def test_what_nobody_has_seen_blocks_a_gpu_cell() -> None:
-    said = reconcile(H200, seen())
-    assert any(line.startswith("vllm_artifacts: never seen") for line in said)
+    unseen = msgspec.structs.replace(
+        H200, vllm_artifacts=None, debt={**H200.debt, "vllm_artifacts": "nobody has hashed them"}
+    )
+    said = reconcile(unseen, seen())
+    assert "vllm_artifacts: never seen (nobody has hashed them)" in said
     assert not any(line.startswith("image") for line in said)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from qualify import expected, ledger, verify
+from qualify import cells, expected, ledger, verify
 from qualify.cells import load
-from qualify.chain import Part, Profile, parts
+from qualify.chain import Part, Profile, gpu_free, parts
 from qualify.identity import Binding
 from qualify.ledger import Counts, Entry, LedgerError, Teardown, append, decode, read
 from qualify.phases import Phase, Status
@@ -68,8 +68,8 @@ def git(root: Path, *words: str) -> None:
     subprocess.run(["git", *identity, *words], cwd=root, check=True, capture_output=True, timeout=60)
 
 
-def write(root: Path, entries: Sequence[Entry]) -> None:
-    path = ledger.path_of("cpu", root / "evidence")
+def write(root: Path, entries: Sequence[Entry], cell: str = "cpu") -> None:
+    path = ledger.path_of(cell, root / "evidence")
     path.unlink(missing_ok=True)
     for one in entries:
         append(one, root / "evidence")
@@ -225,3 +225,47 @@ def test_a_line_with_an_unknown_field_or_another_schema_is_refused() -> None:
         decode(ledger.encode(record).replace(b'"schema":1', b'"schema":9'))
     with pytest.raises(LedgerError, match="form"):
         decode(ledger.encode(record).replace(b'"schema":1', b'"schema": 1'))
+
+
+GPU = load("h200x1")
+GPU_BINDING = Binding("h200x1", "lock", "revision", "gpu host")
+
+
+@pytest.fixture
+def both(project: Path) -> Path:
+    """The same with the cells' description, and the chain of a GPU cell at the same revision."""
+    (project / "containers").mkdir()
+    (project / "containers" / "cells.toml").write_bytes(
+        (cells.ROOT / "containers" / "cells.toml").read_bytes()
+    )
+    for name in CPU.locks:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("")
+    (project / expected.DIRECTORY / "gpu_e2e.txt").write_text(expected.render(CASES))
+    locked = msgspec.structs.replace(BINDING, lock=CPU.lock_digest(project))
+    write(project, [entry(OPENING, locked), *(entry(part, locked) for part in LANDING)])
+    chain = parts(GPU, Profile.LANDING)
+    write(project, [entry(OPENING, GPU_BINDING), *(entry(part, GPU_BINDING) for part in chain)], "h200x1")
+    return project
+
+
+def on_gpu(root: Path) -> Verdict:
+    return verify.verify(GPU, GPU_BINDING, Profile.LANDING, directory=root / "evidence", root=root)
+
+
+def test_a_gpu_cells_chain_is_whole_only_beside_the_cpu_cells_of_the_same_revision(both: Path) -> None:
+    assert on_gpu(both).whole, on_gpu(both)
+    others = [msgspec.structs.replace(one, revision="another") for one in entries(both)]
+    kept = entries(both)
+    write(both, others)
+    assert on_gpu(both).missing == tuple(
+        f"on the cell cpu: {part.session}: no record" for part in gpu_free(GPU)
+    )
+    write(both, [msgspec.structs.replace(one, lock="another") for one in kept])
+    assert len(on_gpu(both).missing) == len(gpu_free(GPU))
+    failed = [
+        msgspec.structs.replace(one, status=Status.FAIL, blocker="style") if one.session == "lint" else one
+        for one in kept
+    ]
+    write(both, failed)
+    assert on_gpu(both).missing == ("on the cell cpu: lint: FAIL (style)",)

@@ -146,3 +146,21 @@ def test_the_command_shows_the_phases_of_the_chain_at_this_revision(
         words = ["--evidence", str(tmp_path), "phases", "--profile", "landing"]
         assert command.main(words) == status
     assert "blocker: lint: a finding" in capsys.readouterr().out
+
+
+def test_the_phases_that_need_no_gpu_are_the_cpu_cells_at_the_same_revision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without that chain a GPU cell's workflow stands before its static gate, whatever its own records say."""
+    gpu = load("h200x1")
+    chain = parts(gpu, Profile.LANDING)
+    records = chained(OPENING, *map(entry, chain))
+    lacks: list[str] = ["on the cell cpu: lint: no record"]
+    monkeypatch.setattr(progress.verify, "lacking_elsewhere", lambda *_: tuple(lacks))
+    state = progress.workflow(gpu, Profile.LANDING, BINDING, records, PLAN)
+    assert state.next_phase is Phase.STATIC_AND_UNIT_GATE
+    lacks.clear()
+    state = progress.workflow(gpu, Profile.LANDING, BINDING, records, PLAN)
+    assert state.next_phase is Phase.CAPTURE_LESSONS_AND_REPORT
+    found = {record.phase: record for record in state.records}
+    assert "chain of the cell cpu" in found[Phase.DOCUMENTATION_REFRESH_GATE].evidence[0]
