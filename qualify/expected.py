@@ -178,9 +178,7 @@ def collect(suite: str, root: Path = ROOT) -> Cases:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the lists anew from what pytest collects; print what came and what went."""
     parser = argparse.ArgumentParser(prog="python -m qualify.expected", description=main.__doc__)
-    parser.add_argument(
-        "suites", nargs="*", default=[*SUITES], metavar="SUITE", help=", ".join(SUITES)
-    )
+    parser.add_argument("suites", nargs="*", default=[*SUITES], metavar="SUITE", help=", ".join(SUITES))
     (ROOT / DIRECTORY).mkdir(exist_ok=True)
     for suite in parser.parse_args(arguments).suites:
         before, now = listed(suite), collect(suite)
