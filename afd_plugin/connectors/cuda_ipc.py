@@ -203,7 +203,8 @@ class CudaIpcAFDConnector(AFDConnector):
         """
         if self.shape.stages > 1 or not torch.cuda.is_current_stream_capturing():
             return None
-        return torch.cuda.current_stream().record_event()
+        fork: torch.cuda.Event = torch.cuda.current_stream().record_event()
+        return fork
 
     def recv_hidden(
         self, exchange: Exchange, unit: RemoteUnit, rows: Sequence[int]
