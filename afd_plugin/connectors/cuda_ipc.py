@@ -73,9 +73,7 @@ class CudaIpcAFDConnector(AFDConnector):
             torch.empty((rows, shape.hidden_size), dtype=shape.dtype, device=shape.device) for _ in stages
         ]
         self._gathered_logits: list[torch.Tensor | None] = [None] * shape.stages
-        # A captured wait has a stream of its own: see `send_hidden`.
-        self._aside = torch.cuda.Stream(shape.device)
-        self._fork: torch.cuda.Event | None = None
+        self._aside, self._mark = torch.cuda.Stream(shape.device), torch.zeros(1, device=shape.device)
         self._router_dtypes: tuple[torch.dtype | None, ...] = shape.router_dtypes
         self._mapped: list[MappedArena] = []
         self._same_gpu = False
@@ -179,32 +177,27 @@ class CudaIpcAFDConnector(AFDConnector):
             tag=ops.tag(exchange.unit, rows),
         )
         logits = router_logits.contiguous() if unit.router_logits and router_logits is not None else None
-        self._fork = self._forked(exchange)
+        if torch.cuda.is_current_stream_capturing():
+            self._branch()
         self._push(hidden, logits, [receiver], self._counter(exchange))
         self._sent(1, receiver.payload.bytes + extra.bytes)
 
-    def recv_output(self, exchange: Exchange, rows: int) -> torch.Tensor:
-        fork, self._fork = self._fork, None
-        if fork is None:
-            self._wait(exchange, {0: rows}, 0)
-        else:
-            self._aside.wait_event(fork)
-            with torch.cuda.stream(self._aside):
-                self._wait(exchange, {0: rows}, 0)
-            torch.cuda.current_stream().wait_stream(self._aside)
-        return self._hidden[exchange.stage][0][:rows]
+    def _branch(self) -> None:
+        """A second branch in the captured step, beside the push and over before it.
 
-    def _forked(self, exchange: Exchange) -> torch.cuda.Event | None:
-        """Where a captured wait branches off, so that it starts beside the push and not behind it; None in line.
-
-        Not for its own microseconds: in a captured step without any fork FlashAttention takes 17 microseconds on an
-        H200 where it takes 11 behind one (`evidence/h200x1`, natively the shared experts make the forks). A step in two
-        stages has forks of its own.
+        In a graph without any fork FlashAttention takes 17 microseconds on an H200 where it takes 11 behind one
+        (`evidence/h200x1`); natively the shared experts make the forks. A waiting kernel must not be that branch: it
+        could stand before its own push in one hardware queue.
         """
-        if self.shape.stages > 1 or not torch.cuda.is_current_stream_capturing():
-            return None
-        fork: torch.cuda.Event = torch.cuda.current_stream().record_event()
-        return fork
+        here = torch.cuda.current_stream()
+        self._aside.wait_stream(here)
+        with torch.cuda.stream(self._aside):
+            self._mark.zero_()
+        here.wait_stream(self._aside)
+
+    def recv_output(self, exchange: Exchange, rows: int) -> torch.Tensor:
+        self._wait(exchange, {0: rows}, 0)
+        return self._hidden[exchange.stage][0][:rows]
 
     def recv_hidden(
         self, exchange: Exchange, unit: RemoteUnit, rows: Sequence[int]
