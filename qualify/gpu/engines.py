@@ -15,10 +15,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from afd_plugin.supervisor.processes import end_all, wait_gone
 from qualify.gpu.engine_child import MARK
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -37,6 +39,12 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 """Of every process of a comparison. The sampler of FlashInfer would compile itself for minutes on a fresh host. NVLink
 multicast is left off everywhere: a process that dies with it can take a host's GPUs along.
+"""
+
+
+ENDING_S = 5.0
+"""How long a child of a failed comparison may take to end by itself, and after SIGTERM again. What is killed at once
+leaves semaphores in shared memory behind.
 """
 
 
@@ -62,7 +70,7 @@ class Engine:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "qualify.gpu.engine_child", json.dumps(arguments)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, **ENVIRONMENT, **(environment or {})},
+            env={**os.environ, **ENVIRONMENT, **(environment or {})}, start_new_session=True,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -131,11 +139,14 @@ class Engine:
                 self.tell("stop")
             except EngineError:
                 graceful = False
-        codes = {self.name: _ended(self._process, timeout_s if graceful else 0.0)}
+        codes = {self.name: _ended(self._process, timeout_s if graceful else ENDING_S)}
         for companion in self.companions:
-            codes[companion.name] = _ended(companion.process, timeout_s if graceful else 5.0)
+            codes[companion.name] = _ended(companion.process, timeout_s if graceful else ENDING_S)
         self._reader.join(10)
-        self._sink.close()
+        for stream in (self._process.stdin, self._process.stdout, self._sink):
+            if stream is not None:
+                with suppress(BrokenPipeError):  # of a child that is gone with a command unread
+                    stream.close()
         return codes
 
 
@@ -148,17 +159,20 @@ class Companion:
         with log.open("w") as sink:
             self.process = subprocess.Popen(
                 list(command), stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
-                env={**os.environ, **ENVIRONMENT, **environment},
+                env={**os.environ, **ENVIRONMENT, **environment}, start_new_session=True,
             )  # fmt: skip
 
 
 def _ended(process: subprocess.Popen[Any], timeout_s: float) -> int | None:
+    """The exit code of a child that ended by itself in time, else None; nothing of its session outlives this."""
     try:
-        return process.wait(timeout_s)
+        code: int | None = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()
+        code = None
+    if not wait_gone((process.pid,), 0.0):
+        end_all((process.pid,), ENDING_S)
         process.wait(10)
-        return None
+    return code
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
