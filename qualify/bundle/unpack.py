@@ -5,6 +5,7 @@ PARTS is the folder with `bundle.json` and the parts, or a folder of folders wit
 before anything is unpacked. Standard library only, any Python from 3.10; this file travels with the parts.
 """
 
+import compileall
 import hashlib
 import io
 import json
@@ -121,6 +122,7 @@ def unpack(folder: Path, target: Path, running: tuple[int, int] = sys.version_in
                 _refuse_escape(member)
                 archive.extract(member, target, **_filter())
         _activate(target.absolute(), manifest)
+        _compile(target, manifest, running)
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
@@ -146,6 +148,15 @@ def _activate(target: Path, manifest: dict) -> None:  # type: ignore[type-arg]
     python = "python/" if manifest["has_python"] else ""
     text = ACTIVATE.format(target=target, libraries=":".join(dict.fromkeys(libraries)), python=python)
     (target / "activate").write_text(text, encoding="utf-8")
+
+
+def _compile(target: Path, manifest: dict, running: tuple[int, int]) -> None:  # type: ignore[type-arg]
+    """Byte-code once, on all cores, where it is this Python's. A service is five processes, and each would compile torch
+    and vLLM again wherever PYTHONDONTWRITEBYTECODE is set: 32 s each, on the host where this was seen. What does not
+    compile is left as it is.
+    """
+    if tuple(manifest["python"]) == running:
+        compileall.compile_dir(target / "site", quiet=2, workers=0)
 
 
 def _borrow_interpreter(target: Path) -> None:

@@ -58,7 +58,8 @@ def test_what_was_packed_arrives_with_run_bits_and_links(site: Path, tmp_path: P
         subprocess.run([cell / "pkg/bin/tool"], capture_output=True, timeout=10, check=True).stdout
         == b"ran\n"
     )
-    assert not (cell / "pkg/__pycache__").exists()
+    assert not (cell / "pkg/__pycache__/x.pyc").exists(), "what is made anew is not packed"
+    assert list((cell / "pkg/__pycache__").glob("__init__.*.pyc")), "byte-code is made once, here"
     ask = "import importlib.util, pkg; print(importlib.util.find_spec('pytest'), pkg.NAME)"
     shell = f'. {tmp_path}/cell/activate; echo $LD_LIBRARY_PATH; python3 -c "{ask}"'
     seen = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60, check=True).stdout
