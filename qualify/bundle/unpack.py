@@ -151,9 +151,9 @@ def _activate(target: Path, manifest: dict) -> None:  # type: ignore[type-arg]
 
 
 def _compile(target: Path, manifest: dict, running: tuple[int, int]) -> None:  # type: ignore[type-arg]
-    """Byte-code once, on all cores, where it is this Python's. A service is five processes, and each would compile torch
-    and vLLM again wherever PYTHONDONTWRITEBYTECODE is set: 32 s each, on the host where this was seen. What does not
-    compile is left as it is.
+    """Byte-code once, on all cores, where it is this Python's. A service is five processes, and each would compile
+    torch and vLLM again wherever PYTHONDONTWRITEBYTECODE is set: 32 s each, on the host where this was seen. What does
+    not compile is left as it is.
     """
     if tuple(manifest["python"]) == running:
         compileall.compile_dir(target / "site", quiet=2, workers=0)
