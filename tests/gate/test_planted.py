@@ -102,17 +102,26 @@ def test_alone_a_drifted_seam_is_refused(clone: Clone) -> None:
     assert "is not the one this project was written against" in said
 
 
-@pytest.mark.parametrize("fault", ["a changed lock", "a dirty tree"])
-def test_alone_the_identity_blocks_before_anything_runs(clone: Clone, fault: str) -> None:
-    """No session is started."""
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [
+        ("a changed lock", "another cell"),
+        ("another torch", "torch: the cell says 2.12.1+cu130, this environment has 2.13.0"),
+        ("a dirty tree", "dirty tree: stray.py"),
+    ],
+)
+def test_alone_the_identity_blocks_before_anything_runs(clone: Clone, fault: str, word: str) -> None:
+    """No session is started. That torch is not the cell's is planted in the cell: the torch that runs is real."""
     if fault == "a changed lock":
         clone.plant("containers/cpu/requirements.lock", r"\A", "# moved\n")
+    elif fault == "another torch":
+        clone.plant("containers/cells.toml", r'torch = "2\.13\.0', 'torch = "2.12.1')
     else:
         (clone.root / "stray.py").write_text("x = 1\n", encoding="utf-8")
     status, said = clone.gate()
     assert status == 1
     assert "FREEZE_IDENTITY is BLOCKED" in said
-    assert {"a changed lock": "another cell", "a dirty tree": "dirty tree: stray.py"}[fault] in said
+    assert word in said
     assert "lint: running" not in said
 
 
