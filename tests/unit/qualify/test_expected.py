@@ -107,12 +107,14 @@ def test_a_whole_chain_ends_with_its_head(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(gate.Gate, "open", lambda self, faults: None)
-    monkeypatch.setattr(gate.Gate, "run", lambda self, only=None: None)
+    monkeypatch.setattr(gate.Gate, "run", lambda self, only="", until="": None)
     for whole, code in ((True, 0), (False, 1)):
         verdict = gate.verify.Verdict("head", (), () if whole else ("lint: no record",))
         monkeypatch.setattr(gate.verify, "verify", lambda *a, v=verdict, **k: v)
         assert gate.main(["--cell", "cpu", "--evidence", str(tmp_path)]) == code
+    assert gate.main(["--cell", "cpu", "--evidence", str(tmp_path), "--until", "unit"]) == 0
     said = capsys.readouterr().out
+    assert said.count("gate on cpu (qualifying): ") == 2, "a piece of a chain has no verdict"
     assert "gate on cpu (qualifying): PASS" in said
     assert "lint: no record\ngate on cpu (qualifying): not complete" in said
 

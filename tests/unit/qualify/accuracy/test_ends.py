@@ -106,7 +106,7 @@ def test_a_server_that_does_not_answer_is_a_failure_and_no_score(
 
 @pytest.mark.parametrize(
     ("cell", "said"),
-    [("h200x1", "`python -m qualify.gpu accuracy` is its session"), ("tpu", "no cell is called 'tpu'")],
+    [("h200x1", "`nox -s accuracy -- --cell h200x1`"), ("tpu", "no cell is called 'tpu'")],
 )
 def test_a_cell_that_cannot_be_measured_is_told_before_anything_is_asked(
     cell: str, said: str, planted: Answers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
