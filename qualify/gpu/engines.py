@@ -103,14 +103,23 @@ class Engine:
         return self._process.pid
 
     def receive(self, timeout_s: float) -> Any:
-        """The next answer."""
-        try:
-            content = self._answers.get(timeout=timeout_s)
-        except queue.Empty:
-            raise EngineError(f"{self.name} gave no answer within {timeout_s:g} s\n{self.tails()}") from None
-        if isinstance(content, EngineError):
-            raise EngineError(f"{self.name} ended with {self._process.poll()}\n{self.tails()}")
-        return content
+        """The next answer. A child that ends is noticed although what it started may hold its output open."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ended = self._process.poll() is not None
+            try:
+                content = self._answers.get(timeout=min(1.0, max(0.0, deadline - time.monotonic())))
+            except queue.Empty:
+                if ended:
+                    content = EngineError("ended")
+                elif time.monotonic() < deadline:
+                    continue
+                else:
+                    said = f"{self.name} gave no answer within {timeout_s:g} s\n{self.tails()}"
+                    raise EngineError(said) from None
+            if isinstance(content, EngineError):
+                raise EngineError(f"{self.name} ended with {self._process.poll()}\n{self.tails()}")
+            return content
 
     def ask(self, timeout_s: float, do: str, **command: Any) -> Any:
         """Send one command and return its answer."""
