@@ -207,7 +207,7 @@ def gate(session: nox.Session) -> None:
     """The chain of sessions on one cell, a record for each: `nox -s gate -- --cell cpu [--profile landing]`.
 
     Of a GPU cell, on its host, what needs the GPU: the rest is the CPU cell's chain at the same revision.
-    `-- planted` plants faults in clones of this checkout and sees real sessions and chains refuse them (an hour).
+    `-- planted` plants faults in clones of this checkout and sees real sessions and chains refuse them (half an hour).
     """
     if gpu_cell.asks_for_gpu(session.posargs):
         Host(session).python("-m", "qualify.gate", *session.posargs)

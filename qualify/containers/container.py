@@ -108,7 +108,7 @@ def run(engine: Engine, job: Job, out: BinaryIO | None = None) -> int:
     with living(engine, job) as made:
         # attached before the start: nothing is lost, be the command ever so short
         with contextlib.closing(made.attach(stream=True)) as blocks:
-            made.start()
+            _start(made)
             for block in blocks:
                 sink.write(block)
                 sink.flush()
@@ -123,9 +123,21 @@ def shell(engine: Engine, job: Job) -> int:
         job.image, ["sleep", "infinity"], job.limit_s, job.environment, job.archive, job.place, gpus=job.gpus
     )
     with living(engine, waiting) as made:
-        made.start()
+        _start(made)
         words = engine.cli("exec", "-it", str(made.id), "bash")
         return subprocess.run(words, check=False, timeout=job.limit_s).returncode
+
+
+def _start(made: Container) -> None:
+    """Start it; EngineError with a sentence where the engine has no GPU to give."""
+    try:
+        made.start()
+    except APIError as error:
+        if "could not select device driver" in str(error):
+            raise EngineError(
+                "this engine gives no container a GPU: NVIDIA's container toolkit is not installed, or there is no GPU"
+            ) from error
+        raise
 
 
 def _remove(found: Container) -> None:

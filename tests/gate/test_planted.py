@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults planted in clones of this checkout: the real chain, or one real session of it, refuses each by name.
 
-`nox -s gate -- planted` runs all of it, about an hour; `-k alone` what takes minutes.
+`nox -s gate -- planted` runs all of it, half an hour; `-k alone` what takes minutes.
 """
 
 from __future__ import annotations

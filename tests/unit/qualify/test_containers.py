@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from docker.errors import APIError
 
 from qualify.cells import load
 from qualify.containers import __main__ as commands
-from qualify.containers import base, checkout, engine, image, secrets, tree
+from qualify.containers import base, checkout, container, engine, image, secrets, tree
 from qualify.containers.engine import EngineError
 from qualify.environment import locked
 
@@ -356,3 +357,19 @@ def test_an_engine_in_use_is_not_discarded(
         assert commands.main(["discard"]) == 2
     assert "another process has held" in capsys.readouterr().err
     assert tmp_path.is_dir()
+
+
+def test_an_engine_without_a_gpu_says_so_and_other_refusals_stay_what_they_are() -> None:
+    """What the engine itself answers is an internal error about a device driver without a name."""
+
+    class Made:
+        def __init__(self, said: str) -> None:
+            self.said = said
+
+        def start(self) -> None:
+            raise APIError(self.said)
+
+    with pytest.raises(EngineError, match="NVIDIA's container toolkit is not installed"):
+        container._start(Made('could not select device driver "" with capabilities: [[gpu]]'))  # type: ignore[arg-type]
+    with pytest.raises(APIError, match="no space"):
+        container._start(Made("no space left"))  # type: ignore[arg-type]
