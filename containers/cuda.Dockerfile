@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# The CUDA cells (h200x1, h200x2): a base and exactly what their lock pins. UNVALIDATED: an image has been built
-# from it, but none has run on a GPU. Context and secrets are those of cpu.Dockerfile; the driver comes from the host, through NVIDIA's container toolkit. Sessions run in it as `afd`.
+# The CUDA cells (h200x1, h200x2): a base and exactly what their lock pins. UNVALIDATED: an image has been built from it,
+# but none has run on a GPU. Context and secrets are those of cpu.Dockerfile; the driver comes from the host, through
+# NVIDIA's container toolkit. Sessions run in it as `afd`.
 ARG BASE
 FROM ${BASE}
 ARG SOURCE_DATE_EPOCH
