@@ -12,6 +12,9 @@ from qualify.phases import Phase
 
 LANDING_LIMIT_S = 3600.0
 SHARD_LIMIT_S = 2400.0
+SHARDS, GPU_SHARDS = 6, 3
+"""Of the full scope of e2e on the CPU cell, about three hours on two cores, and on a GPU cell."""
+
 ATTEMPTS = 3
 GPU_FREE = "cpu"
 """The cell whose chain holds what needs no GPU; the chains of other cells do not run it again."""
@@ -76,8 +79,11 @@ def parts(cell: Cell, profile: Profile) -> tuple[Part, ...]:
     if profile is Profile.LANDING:
         runs: tuple[Part, ...] = (Part(e2e, Phase.BASIC_E2E_GATE, suite, arguments=on),)
     else:
-        shards = ("1/3", "2/3", "3/3")
-        runs = tuple(Part(e2e, Phase.BASIC_E2E_GATE, f"{suite}_all", shard, ("all", *on)) for shard in shards)
+        number = GPU_SHARDS if cell.devices else SHARDS
+        runs = tuple(
+            Part(e2e, Phase.BASIC_E2E_GATE, f"{suite}_all", f"{shard}/{number}", ("all", *on))
+            for shard in range(1, number + 1)
+        )
     return (
         *before,
         Part("native_control", Phase.TARGET_NATIVE_CONTROL, arguments=where),

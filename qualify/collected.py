@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from qualify.expected import Run, in_shard
+from qualify.expected import Run
+from qualify.sharding import chosen
 
 CASES = "AFD_GATE_CASES"
 SHARD = "AFD_GATE_SHARD"
@@ -41,7 +42,7 @@ class Collector:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Keep the cases of this shard."""
-        mine = {item.nodeid for item in items if in_shard(item.nodeid, self._shard)}
+        mine = chosen([item.nodeid for item in items], self._shard)
         other = [item for item in items if item.nodeid not in mine]
         if other:
             items[:] = [item for item in items if item.nodeid in mine]

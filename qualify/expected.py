@@ -20,6 +20,7 @@ import msgspec
 
 from qualify.ledger import Counts
 from qualify.process import capture, clean_environment
+from qualify.sharding import Cases
 
 ROOT = Path(__file__).resolve().parent.parent
 DIRECTORY = "qualify/cases"
@@ -60,30 +61,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-Cases = Mapping[str, int]
-"""Number of cases by test function (`FILE::NAME`)."""
-
-
 def by_function(cases: Iterable[str]) -> Cases:
     """Node ids counted by their function."""
     return Counter(case.partition("[")[0] for case in cases)
-
-
-def shard_of(case: str, shards: int) -> int:
-    """Which of `shards` a case belongs to (from 1): by its file, so that module fixtures stay together."""
-    name = case.partition("::")[0]
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % shards + 1
-
-
-def in_shard(case: str, shard: str) -> bool:
-    """Whether a case belongs to a shard, `2/3`; an empty name is the whole suite."""
-    number, _, shards = shard.partition("/")
-    return not shard or shard_of(case, int(shards)) == int(number)
-
-
-def of_shard(cases: Cases, shard: str) -> Cases:
-    """The part of a list that a shard must run."""
-    return {name: count for name, count in cases.items() if in_shard(name, shard)}
 
 
 def render(cases: Cases) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qualify import execution, expected, identity, ledger, progress, revision, verify
+from qualify import execution, expected, identity, ledger, progress, revision, sharding, verify
 from qualify.cells import ROOT, Cell, CellError, load
 from qualify.chain import ATTEMPTS, LANDING_LIMIT_S, SHARD_LIMIT_S, Part, Profile, infrastructure, parts
 from qualify.execution import Outcome
@@ -143,7 +143,7 @@ class Gate:
             ended = "ran past its limit" if outcome.status is None else f"exited with {outcome.status}"
             said.append(f"`nox -s {part.session}` {ended}")
         if part.suite:
-            wanted = expected.of_shard(expected.listed(part.suite, self.root), part.shard)
+            wanted = sharding.of_shard(expected.listed(part.suite, self.root), part.shard)
             if outcome.run is None:
                 said.append("pytest left no account of its cases")
             else:
@@ -168,7 +168,7 @@ class Gate:
         started: str = "",
         cause: str | None = None,
     ) -> None:
-        wanted = expected.of_shard(expected.listed(part.suite, self.root), part.shard) if part.suite else {}
+        wanted = sharding.of_shard(expected.listed(part.suite, self.root), part.shard) if part.suite else {}
         entry = Entry(
             cell=self.binding.cell,
             lock=self.binding.lock,

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qualify import expected, ledger
+from qualify import expected, ledger, sharding
 from qualify.cells import ROOT, Cell, load
 from qualify.chain import GPU_FREE, Part, Profile, gpu_free, parts
-from qualify.expected import Cases
 from qualify.identity import Binding
 from qualify.ledger import Entry, LedgerError, Record
 from qualify.phases import Status
+from qualify.sharding import Cases
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def judged(entry: Entry, part: Part, cases: Cases) -> tuple[str, ...]:
     if not entry.teardown.clean:
         said.append("left processes or files behind")
     if part.suite:
-        wanted = expected.of_shard(cases, part.shard)
+        wanted = sharding.of_shard(cases, part.shard)
         if entry.expected != expected.digest(wanted):
             said.append("ran another list of cases than this revision expects")
         number = sum(wanted.values())

@@ -12,7 +12,8 @@ import pytest
 
 from qualify import collected
 from qualify.collected import Collector, outcome
-from qualify.expected import Run, in_shard
+from qualify.expected import Run
+from qualify.sharding import chosen
 
 When = Literal["setup", "call", "teardown"]
 
@@ -76,7 +77,8 @@ def test_a_shard_keeps_its_own_cases_and_names_the_others(tmp_path: Path) -> Non
         collector = Collector(tmp_path / "x", shard)
         collector.pytest_collection_modifyitems(SimpleNamespace(hook=hook), items)  # type: ignore[arg-type]
         mine = [item.nodeid for item in items]
-        assert mine == [name for name in everything if in_shard(name, shard)]
+        assert set(mine) == chosen(everything, shard)
+        assert mine == sorted(mine, key=everything.index), "in the order in which they were collected"
         assert sorted(mine + [item.nodeid for item in told]) == sorted(everything)
         kept += mine
     assert sorted(kept) == sorted(everything)

@@ -22,6 +22,7 @@ from qualify import (
     release,
     revision,
     sbom,
+    sharding,
     verify,
 )
 from qualify.cells import load
@@ -49,7 +50,7 @@ def commit(root: Path, message: str = "state") -> None:
 def chain(root: Path, binding: Binding) -> None:
     """A whole qualifying chain in the ledger."""
     for part in (Part("", Phase.FREEZE_IDENTITY), *parts(load("cpu"), Profile.QUALIFYING)):
-        wanted = expected.of_shard(CASES, part.shard)
+        wanted = sharding.of_shard(CASES, part.shard)
         number = sum(wanted.values())
         entry = Entry(
             cell="cpu", lock=binding.lock, revision=binding.revision, environment=binding.environment,
