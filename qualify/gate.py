@@ -56,7 +56,7 @@ class Gate:
             status,
             blocker="; ".join(faults) or "none",
             evidence=(f"cell {self.cell.name}", f"revision {self.binding.revision}"),
-            action="mend what differs and start again" if faults else "lint",
+            action="mend what differs and start again" if faults else parts(self.cell, self.profile)[0].title,
         )
         if faults:
             raise Refused("FREEZE_IDENTITY is BLOCKED:\n  " + "\n  ".join(faults))

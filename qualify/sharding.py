@@ -57,11 +57,11 @@ def of_shard(cases: Cases, shard: str) -> Cases:
 
 def chosen(collected: Iterable[str], shard: str) -> frozenset[str]:
     """Those of the collected node ids that a shard runs; a case's position is that of its id among its function's."""
+    if not shard:
+        return frozenset(collected)
     by_function: dict[str, list[str]] = defaultdict(list)
     for case in collected:
         by_function[case.partition("[")[0]].append(case)
-    if not shard:
-        return frozenset(case for found in by_function.values() for case in found)
     part = _part({name: len(found) for name, found in by_function.items()}, shard)
     return frozenset(
         sorted(by_function[name])[position] for name, positions in part.items() for position in positions

@@ -171,6 +171,7 @@ def judged(found: Mapping[Cell, Answered | str]) -> dict[str, Any]:
     """Sides, comparisons and one sentence for each reason not to pass."""
     faults: list[str] = []
     compared: dict[str, Any] = {}
+    metrics: dict[str, float] = {}
     for cell, outcome in found.items():
         if isinstance(outcome, str):
             faults.append(f"{cell.name}: {outcome}")
@@ -185,9 +186,11 @@ def judged(found: Mapping[Cell, Answered | str]) -> dict[str, Any]:
         comparison = Comparison.of(native.side, outcome.side, bitwise=cell.microbatches == 1)
         faults += [f"{cell.name}: {fault}" for fault in comparison.faults()]
         compared[cell.name] = described(comparison)
+        metrics |= comparison.metrics(cell.name)
     return {
         "sides": {cell.name: account(one) for cell, one in found.items()},
         "comparisons": compared,
+        "metrics": metrics,
         "native_graph_against_eager": {
             cell.model: differing(eager.side, one.side)
             for cell, one in found.items()

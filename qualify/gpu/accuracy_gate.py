@@ -30,15 +30,13 @@ BUDGET_S = 1500.0
 
 def metrics(result: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a run that go into its record: every side's score, every comparison's counts and p-value."""
-    found: dict[str, float] = {}
-    for name, side in result["sides"].items():
-        if "error" not in side:
-            found |= {f"{name}_scored": side["scored"], f"{name}_right": side["right"]}
-    for name, one in result["comparisons"].items():
-        found |= {f"{name}_{key}": one[key] for key in ("native", "afd", "lost", "won", "p_value")}
-        found[f"{name}_differing"] = sum(one["differing"].values())
-        found[f"{name}_visible_drop"] = one["smallest_visible_drop"]
-    return found
+    scores = {
+        f"{name}_{key}": side[key]
+        for name, side in result["sides"].items()
+        for key in ("scored", "right")
+        if "error" not in side
+    }
+    return {**scores, **result["metrics"]}
 
 
 def digests(result: Mapping[str, Any], account: Path) -> dict[str, str]:
@@ -79,8 +77,9 @@ def main(words: Sequence[str]) -> int:
         return 2
     folder = chosen.output / time.strftime("%Y%m%d-%H%M%S")
     settings = {} if chosen.rows is None else {"rows": chosen.rows}
+    diagnostic = chosen.diagnostic or bool(settings)
     try:
-        if not chosen.diagnostic and chosen.rows is None:
+        if not diagnostic:
             require_e2e(load(cell.name), chosen.evidence)
         folder.mkdir(parents=True)
         with mps.daemon():
@@ -92,7 +91,7 @@ def main(words: Sequence[str]) -> int:
     account.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     write_accounts(metrics(result), digests(result, account))
     print(*shown(result), f"the whole account: {account}", sep="\n")
-    if chosen.diagnostic or chosen.rows is not None:
+    if diagnostic:
         print("DIAGNOSTIC, not evidence: " + ("; ".join(result["faults"]) or "no fault seen"))
         return DIAGNOSTIC
     print("accuracy: " + ("PASS" if result["passed"] else "FAIL\n  " + "\n  ".join(result["faults"])))

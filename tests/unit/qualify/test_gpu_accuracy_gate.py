@@ -28,6 +28,7 @@ def result(passed: bool) -> dict[str, Any]:
         "questions": {"m": "q" * 64},
         "sides": {"m-eager-native": side, "m-eager-1a1f": {"error": "not run"}},
         "comparisons": {"m-eager-1a1f": DESCRIBED},
+        "metrics": {"m-eager-1a1f_p_value": 0.0001, "m-eager-1a1f_differing": 22},
         "faults": [] if passed else ["m-eager-1a1f: AFD lost 17 rows and won 1"],
         "passed": passed,
     }

@@ -110,6 +110,8 @@ def test_equal_answers_of_all_rows_pass_with_their_counts(planted: Answers, tmp_
     assert result["sides"][STAGED.name]["attention"]["microbatched_steps"] == planted.split
     assert result["sides"][GRAPH.name]["samples_sha256"] == "s" * 64
     assert len(result["comparisons"]) == 8
+    assert result["metrics"][f"{STAGED.name}_rows"] == 1600
+    assert result["metrics"][f"{GRAPH.name}_p_value"] == 1.0
     place = planted.places[STAGED.name]
     assert place.words == STAGED.words
     assert place.environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
