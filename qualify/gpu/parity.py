@@ -154,6 +154,7 @@ def chosen(setting: str | Sequence[Mapping[str, Any]]) -> list[ParityCase]:
                 "default": DEFAULT_CASES,
                 "repaired": REPAIRED_CASES,
                 "nvlink": NVLINK_CASES,
+                "nccl": [case for case in _LINKED if case.connector == "P2pNcclAFDConnector"],
                 "apart": APART_CASES,
                 "shared": SHARED_CASES,
                 "doubtful": (*REPAIRED_CASES, *APART_CASES),

@@ -73,6 +73,14 @@ PLANS: Mapping[str, Plan] = {
         "h200x2",
         (Stage(("links", "contract", "parity", "faults"), 320, {"cases": "nvlink", "workers": 14}),),
     ),
+    # what the first lease of two GPUs left: NCCL's contract and cases with steps counted on the device, then TPOT
+    "two-gpus-rest": Plan(
+        "h200x2",
+        (
+            Stage(("contract", "parity"), 110, {"pytest": ["-k", "Nccl"], "cases": "nccl", "workers": 12}),
+            Stage(("bench",), 190, {"batches": [1, 32, 256], "repeats": 5}),
+        ),
+    ),
     "two-gpus-speed": Plan(
         "h200x2",
         (
