@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
+from typing import NamedTuple
 
 
 class StepKind(str, Enum):
@@ -42,9 +43,8 @@ class RemoteUnit:
     router_logits: int = 0
 
 
-@dataclass(frozen=True)
-class StepPlan:
-    """One announced forward pass.
+class StepPlan(NamedTuple):
+    """One announced forward pass; a tuple, because one is made in every step of attention's host.
 
     ``tokens[lane][stage]`` are rows of hidden states; every lane has the same number of stages and a row count may be
     0. ``graph`` says that attention replays a captured graph, so its layers run without any Python. ``resume`` counts

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeAlias, Union
 
 import msgspec
@@ -159,7 +158,7 @@ class Merger:
             queue.popleft()
         self._statistics.steps_delivered += 1
         plan = reference.plan()
-        return replace(plan, kind=StepKind.REAL) if StepKind.REAL in served else plan
+        return plan._replace(kind=StepKind.REAL) if StepKind.REAL in served else plan
 
 
 def _without_service(step: Step) -> Step:

@@ -155,7 +155,7 @@ class Step(Struct, frozen=True, tag="step"):
     @classmethod
     def of(cls, epoch: int, plan: StepPlan) -> Step:
         """The message that announces ``plan`` in the life ``epoch``."""
-        return cls(epoch, plan.step, plan.kind, plan.tokens, plan.graph, plan.resume)
+        return cls(epoch, *plan)
 
     def plan(self) -> StepPlan:
         """The plan that this message announces."""

@@ -106,8 +106,9 @@ class StepAnnouncer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         started, counts = time.perf_counter(), self._link.counts
         context = get_forward_context()
-        source = kwargs["input_ids"] if kwargs.get("input_ids") is not None else kwargs["inputs_embeds"]
-        link, rows = self._link, int(source.shape[0])
+        if (source := kwargs.get("input_ids")) is None:
+            source = kwargs["inputs_embeds"]
+        link, rows = self._link, source.shape[0]
         if link.independent:
             tokens = alone(lane_tokens(context, rows), link.lane, link.lanes)
         else:

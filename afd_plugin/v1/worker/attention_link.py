@@ -115,10 +115,10 @@ class AttentionLink:
 
     @contextmanager
     def step(
-        self, kind: StepKind, tokens: Sequence[Sequence[int]], graph: bool = False
+        self, kind: StepKind, tokens: tuple[tuple[int, ...], ...], graph: bool = False
     ) -> Iterator[StepPlan]:
         """Announce a forward pass and check that it makes exactly the exchanges it announced."""
-        plan = StepPlan(self._next_step, kind, tuple(tuple(stages) for stages in tokens), graph)
+        plan = StepPlan(self._next_step, kind, tokens, graph)
         self._next_step += 1
         self.last_step = plan.step
         self.check()

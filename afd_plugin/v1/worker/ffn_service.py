@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -128,7 +128,7 @@ class FFNService:
         while not isinstance(own, (StepPlan, Shutdown)) and time.monotonic() < deadline:
             own = control.next_event(KEEP_ALIVE_S)
         if isinstance(own, StepPlan) and isinstance(event, StepPlan):
-            same = replace(own, kind=event.kind) == event
+            same = own._replace(kind=event.kind) == event
         else:
             same = isinstance(own, Shutdown) and isinstance(event, Shutdown)
         if not same:

@@ -17,6 +17,8 @@ import torch
 from afd_plugin.plan import Exchange, StepPlan
 
 VARIABLE = "AFD_RANGES"
+NOTHING: AbstractContextManager[None] = nullcontext()
+"""One for all steps that are neither profiled nor traced."""
 
 
 def step_name(plan: StepPlan) -> str:
@@ -47,11 +49,11 @@ class Ranges:
 
     def step(self, plan: StepPlan) -> AbstractContextManager[None]:
         """The range of a forward pass."""
-        return _named(step_name(plan)) if self._on else nullcontext()
+        return _named(step_name(plan)) if self._on else NOTHING
 
     def exchange(self, exchange: Exchange, unit: str) -> AbstractContextManager[None]:
         """The range of one exchange: on attention from its request to its answer, on the FFN its computation."""
-        return _named(exchange_name(exchange, unit)) if self._on else nullcontext()
+        return _named(exchange_name(exchange, unit)) if self._on else NOTHING
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ class ResumableLink(AttentionLink):
 
     @contextmanager
     def step(
-        self, kind: StepKind, tokens: Sequence[Sequence[int]], graph: bool = False
+        self, kind: StepKind, tokens: tuple[tuple[int, ...], ...], graph: bool = False
     ) -> Iterator[StepPlan]:
         with super().step(kind, tokens, graph) as plan:
             yield plan

@@ -17,7 +17,7 @@ rendezvous, whose directory shows every lane all of them. They agree without ano
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -117,7 +117,7 @@ def decide(progress: Progress, positions: Sequence[int]) -> Resumption:
         raise NotResumable(
             f"Step {plan.step} was interrupted, and is no eager step in one stage: its layers ran without Python."
         )
-    again = replace(plan, resume=lowest % progress.units)
+    again = plan._replace(resume=lowest % progress.units)
     if not ahead or not plan.lane_tokens(progress.lane):
         return Resumption(Action.ANNOUNCE, again)
     if ahead > 1 or progress.last is None:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from afd_plugin.observability.tracing import step_spans
 from afd_plugin.plan import StepPlan
+from afd_plugin.v1.worker.ranges import NOTHING
 
 if TYPE_CHECKING:
     from afd_plugin.observability.spans import StepSpans
@@ -46,7 +47,7 @@ def span_of(
     tracing: StepTracing | None, plan: StepPlan, counts: object, tokens: int
 ) -> AbstractContextManager[None]:
     """The step's span, or nothing where nothing is traced."""
-    return nullcontext() if tracing is None else tracing.step(plan, counts, tokens)
+    return NOTHING if tracing is None else tracing.step(plan, counts, tokens)
 
 
 def step_tracing(

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from afd_plugin.control import messages as m
@@ -45,7 +43,7 @@ def test_a_step_waits_for_every_lane() -> None:
 
 def test_a_resumed_step_is_delivered_with_the_exchange_it_goes_on_from() -> None:
     subject = merger()
-    resumed = replace(plan(7, 3, 4), resume=2)
+    resumed = plan(7, 3, 4)._replace(resume=2)
     for lane in (0, 1):
         subject.push(lane, m.decode(m.encode(m.Step.of(EPOCH, resumed))))  # type: ignore[arg-type]
     assert events(subject) == [resumed]
@@ -68,7 +66,7 @@ def test_lanes_may_run_ahead_of_each_other() -> None:
         step(1, 3, 5),
         step(1, 3, 4, kind=StepKind.CAPTURE),
         step(1, 3, 4, graph=True),
-        m.Step.of(EPOCH, replace(plan(1, 3, 4), resume=1)),
+        m.Step.of(EPOCH, plan(1, 3, 4)._replace(resume=1)),
         m.Step.of(EPOCH, StepPlan(1, StepKind.REAL, ((3, 0), (4, 0)))),
     ],
 )

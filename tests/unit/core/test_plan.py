@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -31,10 +30,10 @@ def test_the_schedule_runs_unit_by_unit_and_stage_by_stage() -> None:
 
 def test_a_resumed_plan_leaves_out_what_was_answered() -> None:
     whole = list(schedule(plan((4,)), UNITS))
-    assert list(schedule(replace(plan((4,)), resume=2), UNITS)) == whole[2:]
+    assert list(schedule(plan((4,))._replace(resume=2), UNITS)) == whole[2:]
     with pytest.raises(ValueError, match="resumes at exchange 3 of 3"):
-        list(schedule(replace(plan((4,)), resume=3), UNITS))
-    for wrong in (replace(plan((4, 3)), resume=1), replace(plan((4,)), resume=1, graph=True)):
+        list(schedule(plan((4,))._replace(resume=3), UNITS))
+    for wrong in (plan((4, 3))._replace(resume=1), plan((4,))._replace(resume=1, graph=True)):
         with pytest.raises(ValueError, match="not layer by layer"):
             wrong.check(lanes=1, max_tokens=8)
 

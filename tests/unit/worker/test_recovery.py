@@ -182,7 +182,7 @@ class World:
         """The steps of one lane, in lockstep with the others."""
         for tokens in layouts:
             self._barrier.wait()
-            with lane.link.step(StepKind.REAL, [[count] for count in tokens]) as plan:
+            with lane.link.step(StepKind.REAL, tuple((count,) for count in tokens)) as plan:
                 rows = torch.arange(tokens[lane.number] * HIDDEN, dtype=torch.float32).view(-1, HIDDEN)
                 rows += 1000 * lane.number + 10_000 * plan.step
                 for unit in UNITS:
@@ -325,7 +325,7 @@ def test_a_step_inside_a_replayed_graph_fails_as_without_a_window() -> None:
         lane = one.lanes[0]
 
         def replay() -> None:
-            with lane.link.step(StepKind.REAL, [[2]], graph=True):
+            with lane.link.step(StepKind.REAL, ((2,),), graph=True):
                 one.lives[0].die()
                 one.lives[0].ended.exception(PATIENCE_S)
                 deadline = time.monotonic() + PATIENCE_S

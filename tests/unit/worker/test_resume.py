@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -46,13 +46,13 @@ STEP = plan(4, 2, 1)
     [
         (None, 0, 0, Resumption(Action.NOTHING)),
         (STEP, 0, 12, Resumption(Action.ANNOUNCE, STEP)),
-        (STEP, 1, 13, Resumption(Action.ANNOUNCE, replace(STEP, resume=1))),
+        (STEP, 1, 13, Resumption(Action.ANNOUNCE, STEP._replace(resume=1))),
         (STEP, 1, 12, Resumption(Action.REPLAY, STEP)),
-        (STEP, 2, 13, Resumption(Action.REPLAY, replace(STEP, resume=1))),
-        (STEP, 3, 14, Resumption(Action.REPLAY, replace(STEP, resume=2))),
+        (STEP, 2, 13, Resumption(Action.REPLAY, STEP._replace(resume=1))),
+        (STEP, 3, 14, Resumption(Action.REPLAY, STEP._replace(resume=2))),
         (STEP, 3, 15, Resumption(Action.NOTHING)),
-        (STEP, 1, 14, Resumption(Action.ANNOUNCE, replace(STEP, resume=1))),
-        (plan(4, 0, 1), 0, 13, Resumption(Action.ANNOUNCE, replace(plan(4, 0, 1), resume=1))),
+        (STEP, 1, 14, Resumption(Action.ANNOUNCE, STEP._replace(resume=1))),
+        (plan(4, 0, 1), 0, 13, Resumption(Action.ANNOUNCE, plan(4, 0, 1)._replace(resume=1))),
         (plan(4, 0, 1), 0, 15, Resumption(Action.NOTHING)),
     ],
 )
