@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from qualify import expected, identity, ledger, revision, verify
 from qualify.cells import ROOT, Cell, CellError, load
@@ -24,9 +25,11 @@ from qualify.process import CommandError
 OWN = "final_audit"
 
 
-def chain_complaints(cell: Cell, binding: Binding, profile: Profile) -> tuple[str, ...]:
+def chain_complaints(
+    cell: Cell, binding: Binding, profile: Profile, directory: Path = ledger.DIRECTORY
+) -> tuple[str, ...]:
     """What the ledger lacks of everything before this session, and every sign that it is not sound."""
-    verdict = verify.verify(cell, binding, profile)
+    verdict = verify.verify(cell, binding, profile, directory=directory)
     return (*verdict.faults, *(line for line in verdict.missing if not line.startswith(f"{OWN}: ")))
 
 
@@ -49,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m qualify.final_audit", description=__doc__)
     parser.add_argument("--cell", default="cpu")
     parser.add_argument("--profile", choices=[p.value for p in Profile], default=Profile.QUALIFYING.value)
+    parser.add_argument("--evidence", type=Path, default=ledger.DIRECTORY, help="another ledger directory")
     chosen = parser.parse_args(arguments)
     profile = Profile(chosen.profile)
     try:
@@ -56,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seen = identity.observe()
         binding = identity.bind(cell, seen)
         faults = [*identity.reconcile(cell, seen), *tree_complaints(cell, parts(cell, profile))]
-        faults += chain_complaints(cell, binding, profile)
-        entries = verify.of(ledger.read(cell.name), binding, profile)
+        faults += chain_complaints(cell, binding, profile, chosen.evidence)
+        entries = verify.of(ledger.read(cell.name, chosen.evidence), binding, profile)
     except (CellError, CommandError, ledger.LedgerError) as error:
         print(f"final audit: {error}", file=sys.stderr)
         return 2

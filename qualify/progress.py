@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from qualify import verify
+from qualify import ledger, verify
 from qualify.cells import ROOT, Cell
 from qualify.chain import GPU_FREE, Part, Profile, gpu_free, parts
 from qualify.identity import Binding
@@ -66,20 +66,27 @@ def left_elsewhere(cell: Cell, phase: Phase) -> bool:
     return any(part.phase is phase for part in gpu_free(cell))
 
 
-def of_another_cell(cell: Cell, phase: Phase, profile: Profile, binding: Binding) -> PhaseRecord | None:
+def of_another_cell(
+    cell: Cell, phase: Phase, profile: Profile, binding: Binding, directory: Path
+) -> PhaseRecord | None:
     """A phase that the chain of `GPU_FREE` holds at the same revision; None while it lacks anything there."""
-    if verify.lacking_elsewhere(cell, binding.revision, profile):
+    if verify.lacking_elsewhere(cell, binding.revision, profile, directory):
         return None
     source = (f"chain of the cell {GPU_FREE}, revision {binding.revision}",)
     return PhaseRecord(phase, Status.PASS, source, "", "go on")
 
 
 def workflow(
-    cell: Cell, profile: Profile, binding: Binding, records: Sequence[Record], plan: Path
+    cell: Cell,
+    profile: Profile,
+    binding: Binding,
+    records: Sequence[Record],
+    plan: Path,
+    directory: Path = ledger.DIRECTORY,
 ) -> Workflow:
     """Final validation as far as it has come: each phase on record in order, up to the first that is not complete.
 
-    Raises PhaseError when the records break the order.
+    `directory` has the ledgers of other cells. Raises PhaseError when the records break the order.
     """
     mine = [record.entry for record in records if record.entry.binding == binding]
     opened = [entry for entry in mine if not entry.session and entry.profile == profile.value]
@@ -98,7 +105,7 @@ def workflow(
         elif not state.in_scope(phase):
             record = PhaseRecord(phase, Status.SKIPPED, (), f"not part of {state.mode.value}", "validate")
         elif left_elsewhere(cell, phase):
-            record = of_another_cell(cell, phase, profile, binding)
+            record = of_another_cell(cell, phase, profile, binding, directory)
         else:
             record = of_phase(phase, chain, entries)
         if record is None:
@@ -108,9 +115,13 @@ def workflow(
 
 
 def shown(
-    cell: Cell, profile: Profile, binding: Binding, records: Sequence[Record], plan: Path | None = None
+    cell: Cell,
+    profile: Profile,
+    binding: Binding,
+    records: Sequence[Record],
+    directory: Path = ledger.DIRECTORY,
 ) -> str:
     """The phases of a chain in the workflow's form; of a landing chain with the word that it proves nothing."""
-    state = workflow(cell, profile, binding, records, plan or ROOT / PLAN)
+    state = workflow(cell, profile, binding, records, ROOT / PLAN, directory)
     kind = "diagnostic" if profile is Profile.LANDING else "evidence"
     return f"cell: {cell.name}\nprofile: {profile.value} ({kind})\n{report(state)}"
