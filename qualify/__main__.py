@@ -63,8 +63,8 @@ def show_phases(chosen: argparse.Namespace) -> int:
     """Print the phases of a cell's chain at this revision; exit 1 when one of them did not pass."""
     cell, profile = load(chosen.cell), Profile(chosen.profile)
     binding, records = _latest(cell, chosen.evidence)
-    print(progress.shown(cell, profile, binding, records, chosen.evidence), end="")
     state = progress.workflow(cell, profile, binding, records, ROOT / progress.PLAN, chosen.evidence)
+    print(progress.shown(cell, profile, state), end="")
     return 1 if state.stopped_by is not None else 0
 
 

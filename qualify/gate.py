@@ -237,9 +237,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gate.run(chosen.only, chosen.until)
         if chosen.only or chosen.until:
             return 0
-        print(
-            progress.shown(cell, profile, binding, ledger.read(cell.name, chosen.evidence), chosen.evidence)
-        )
+        records = ledger.read(cell.name, chosen.evidence)
+        state = progress.workflow(cell, profile, binding, records, ROOT / progress.PLAN, chosen.evidence)
+        print(progress.shown(cell, profile, state))
         verdict = verify.verify(cell, binding, profile, directory=chosen.evidence)
     except (CellError, LedgerError, CommandError, PhaseError) as error:
         print(f"gate: {error}", file=sys.stderr)

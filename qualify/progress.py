@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qualify import ledger, verify
-from qualify.cells import ROOT, Cell
+from qualify.cells import Cell
 from qualify.chain import GPU_FREE, Part, Profile, gpu_free, parts
 from qualify.identity import Binding
 from qualify.ledger import Entry, Record
@@ -114,14 +114,7 @@ def workflow(
     return state.finished() if state.stopped_by is not None else state
 
 
-def shown(
-    cell: Cell,
-    profile: Profile,
-    binding: Binding,
-    records: Sequence[Record],
-    directory: Path = ledger.DIRECTORY,
-) -> str:
+def shown(cell: Cell, profile: Profile, state: Workflow) -> str:
     """The phases of a chain in the workflow's form; of a landing chain with the word that it proves nothing."""
-    state = workflow(cell, profile, binding, records, ROOT / PLAN, directory)
     kind = "diagnostic" if profile is Profile.LANDING else "evidence"
     return f"cell: {cell.name}\nprofile: {profile.value} ({kind})\n{report(state)}"

@@ -140,7 +140,9 @@ class Go(Struct, frozen=True, tag="go"):
 
 
 class Step(Struct, frozen=True, tag="step"):
-    """One forward pass is about to run. ``tokens[lane][stage]``, for all lanes of the topology.
+    """One forward pass is about to run: after the epoch, the fields of its :class:`StepPlan` in the same order.
+
+    ``tokens[lane][stage]`` are for all lanes of the topology.
 
     ``resume`` is not 0 for a pass that an earlier life of the FFN began: the exchange to go on from.
     """

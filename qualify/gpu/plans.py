@@ -35,6 +35,8 @@ class Plan:
         return sum(stage.seconds for stage in self.stages)
 
 
+_TWO_GPUS_TPOT = Stage(("bench",), 190, {"batches": [1, 32, 256], "repeats": 5})
+
 PLANS: Mapping[str, Plan] = {
     # what is right, most doubtful first: microbatches, engines and shards apart, losses, clients, the service
     "one-gpu-right": Plan(
@@ -78,14 +80,14 @@ PLANS: Mapping[str, Plan] = {
         "h200x2",
         (
             Stage(("contract", "parity"), 110, {"pytest": ["-k", "Nccl"], "cases": "nccl", "workers": 12}),
-            Stage(("bench",), 190, {"batches": [1, 32, 256], "repeats": 5}),
+            _TWO_GPUS_TPOT,
         ),
     ),
     "two-gpus-speed": Plan(
         "h200x2",
         (
             Stage(("exchange",), 50),
-            Stage(("bench",), 190, {"batches": [1, 32, 256], "repeats": 5}),
+            _TWO_GPUS_TPOT,
         ),
     ),
 }

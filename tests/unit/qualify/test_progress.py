@@ -72,7 +72,7 @@ def test_a_whole_chain_passes_every_phase_but_the_lessons_and_claims_no_more() -
         "lint", "typecheck", "unit", "package", "audit", "abi",
     ]  # fmt: skip
     assert state.readiness() == "incomplete: CAPTURE_LESSONS_AND_REPORT is next"
-    said = progress.shown(CPU, Profile.LANDING, BINDING, records)
+    said = progress.shown(CPU, Profile.LANDING, state)
     assert "profile: landing (diagnostic)" in said
     assert "phase: FINAL_AUDIT\nstatus: PASS" in said
 
