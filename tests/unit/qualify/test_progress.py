@@ -10,7 +10,7 @@ import pytest
 
 from qualify import __main__ as command
 from qualify import ledger, progress
-from qualify.cells import load
+from qualify.cells import ROOT, load
 from qualify.chain import Part, Profile, parts
 from qualify.identity import Binding
 from qualify.ledger import Entry, Record
@@ -18,7 +18,7 @@ from qualify.phases import Phase, PhaseError, Status
 
 CPU = load("cpu")
 BINDING = Binding("cpu", "l" * 64, "r" * 64, "e" * 64)
-PLAN = progress.ROOT / progress.PLAN
+PLAN = ROOT / progress.PLAN
 
 
 def entry(part: Part, status: Status = Status.PASS, blocker: str = "none", profile: str = "landing") -> Entry:
