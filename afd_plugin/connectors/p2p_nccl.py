@@ -7,6 +7,10 @@ Two communicators per FFN group, one per direction, so that requests and answers
 whatever their size. Each has a stream of its own; the caller's stream is joined by events, which a CUDA graph
 captures as edges. Rank 0 is the FFN leader, rank 1 + i the group's i-th lane. A request is one NCCL group:
 the rows of every lane land next to each other in one buffer, so nothing is gathered afterwards.
+
+An abort ends NCCL's kernels that wait, and lets those run that need not wait: an answer computed from what never came
+still travels. So the last answer of a step carries a seal, read from the host's memory when it is sent, which the abort
+breaks first; a lane refuses a step with a broken seal before anything of it reaches a client.
 """
 
 from __future__ import annotations
@@ -33,8 +37,8 @@ _FFN_RANK = 0
 _ABORT_S = 10.0
 """vLLM gives up waiting for an abort after 5 s."""
 
-_ABORT_AHEAD_S = 0.1
-"""An abort has taken effect on the device when it has run for so long, even if it then waits."""
+_WHOLE, _BROKEN = 0, 1
+"""States of a step's seal."""
 
 _ROUTER_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -88,6 +92,12 @@ class P2pNcclAFDConnector(AFDConnector):
         ]
         self._router_dtypes = shape.router_dtypes
         self._steps = torch.zeros(2, shape.stages, dtype=torch.int64, device=shape.device)
+        self._seal = torch.full((1,), _WHOLE, dtype=torch.uint8, pin_memory=True)
+        self._seals = torch.full((shape.stages,), _WHOLE, dtype=torch.uint8, device=shape.device)
+        """On their way, by stage: what the FFN sends of its own seal, and what a lane receives."""
+        self._received_seals = torch.full((shape.stages,), _WHOLE, dtype=torch.uint8, pin_memory=True)
+        self._seen_seals = self._received_seals.numpy().data
+        """The same bytes; looked at in every step without a tensor's cost."""
         self._held: list[list[torch.Tensor]] = [[] for _ in range(shape.stages)]
         """What is being sent, by stage: its memory must not be reused before the sends are joined."""
         self._meeting = Meeting(settings)
@@ -160,18 +170,23 @@ class P2pNcclAFDConnector(AFDConnector):
         with direction.transfers() as nccl:
             for part in parts:
                 nccl.send(part, _FFN_RANK, stream=direction.stream)
-        self._count_sent(parts)
+        self._count_sent(1, parts)
 
     def recv_output(self, exchange: Exchange, rows: int) -> torch.Tensor:
         direction = self._joined(self._answers)
         output = self._inbound[exchange.stage][:rows]
+        seal = self._seal_of(exchange)
         self._count_step(exchange)
         with direction.transfers() as nccl:
             nccl.recv(output, _FFN_RANK, stream=direction.stream)
+            if seal is not None:
+                nccl.recv(seal, _FFN_RANK, stream=direction.stream)
         direction.hold_caller()
         self._joined(self._requests).hold_caller()
         self._held[exchange.stage] = []
-        self._count_received([output])
+        if seal is not None:
+            self._received_seals[exchange.stage].copy_(seal[0], non_blocking=True)
+        self._count_received(1, [output])
         return output
 
     def recv_hidden(
@@ -195,12 +210,16 @@ class P2pNcclAFDConnector(AFDConnector):
                         received.append(part)
                 start += count
         direction.hold_caller()
-        self._count_received(received)
+        self._count_received(sum(count > 0 for count in rows), received)
         return hidden, logits
 
     def send_output(self, exchange: Exchange, rows: Sequence[int], output: torch.Tensor) -> None:
         self.check_rows("FFN output", output, sum(rows), self.shape.hidden_size)
         direction = self._joined(self._answers)
+        seal = self._seal_of(exchange)
+        if seal is not None:
+            # read when the device comes here, in a replayed graph as well
+            seal.copy_(self._seal, non_blocking=True)
         sent: list[torch.Tensor] = []
         with direction.transfers() as nccl:
             start = 0
@@ -208,11 +227,13 @@ class P2pNcclAFDConnector(AFDConnector):
                 if count:
                     part = output[start : start + count]
                     nccl.send(part, 1 + lane, stream=direction.stream)
+                    if seal is not None:
+                        nccl.send(seal, 1 + lane, stream=direction.stream)
                     sent.append(part)
                 start += count
         # The memory of the output may be reused by what is enqueued next.
         direction.hold_caller()
-        self._count_sent(sent)
+        self._count_sent(len(sent), sent)
 
     def _logits_view(self, unit: RemoteUnit, stage: int, rows: int) -> torch.Tensor | None:
         if not unit.router_logits:
@@ -220,6 +241,12 @@ class P2pNcclAFDConnector(AFDConnector):
         dtype = self.router_dtype(unit)
         held = self._logits[stage][: rows * unit.router_logits * dtype.itemsize]
         return held.view(dtype).view(rows, unit.router_logits)
+
+    def _seal_of(self, exchange: Exchange) -> torch.Tensor | None:
+        """Where the seal of this stage passes, ``[1]`` uint8, if this exchange is the stage's last in its step."""
+        if exchange.unit != self.shape.units[-1].index:
+            return None
+        return self._seals[exchange.stage : exchange.stage + 1]
 
     def _count_step(self, exchange: Exchange) -> None:
         """Let the device count this step: once per stage, apart for steps that run from a captured graph."""
@@ -236,12 +263,12 @@ class P2pNcclAFDConnector(AFDConnector):
             raise PeerLost("the data plane is closed or aborted; no exchange can run.")
         return direction
 
-    def _count_sent(self, parts: Sequence[torch.Tensor]) -> None:
-        self.counts.messages_sent += len(parts)
+    def _count_sent(self, messages: int, parts: Sequence[torch.Tensor]) -> None:
+        self.counts.messages_sent += messages
         self.counts.bytes_sent += sum(part.nbytes for part in parts)
 
-    def _count_received(self, parts: Sequence[torch.Tensor]) -> None:
-        self.counts.messages_received += len(parts)
+    def _count_received(self, messages: int, parts: Sequence[torch.Tensor]) -> None:
+        self.counts.messages_received += messages
         self.counts.bytes_received += sum(part.nbytes for part in parts)
 
     def router_dtype(self, unit: RemoteUnit) -> torch.dtype:
@@ -251,6 +278,8 @@ class P2pNcclAFDConnector(AFDConnector):
     def check(self) -> None:
         if self._aborted:
             raise PeerLost("the data plane was aborted after a failure.")
+        if _BROKEN in self._seen_seals:
+            raise PeerLost("the FFN had aborted its data plane before it finished this step.")
 
     def abort(self) -> None:
         """Abort both communicators, which ends NCCL kernels that wait for a peer."""
@@ -266,21 +295,18 @@ class P2pNcclAFDConnector(AFDConnector):
         self._meeting.close()
 
     def _destroy(self) -> None:
-        """Abort both communicators. What this end sends on goes first: an aborted receive lets the work behind it run,
-        and what that computes must find nothing to travel on. vLLM's abort can wait for kernels of the other one, so
-        both run side by side; each is bounded by vLLM.
+        """Abort both communicators, after the seal of every step that is not over.
+
+        vLLM's abort can wait for kernels of the other one, so both run side by side; each is bounded by vLLM.
         """
-        ordered = (
-            [self._answers, self._requests] if self.shape.lane is None else [self._requests, self._answers]
-        )
+        self._seal.fill_(_BROKEN)
         aborts = [
             threading.Thread(target=one.communicator.destroy, daemon=True)
-            for one in ordered
+            for one in (self._requests, self._answers)
             if one is not None
         ]
         for thread in aborts:
             thread.start()
-            thread.join(_ABORT_AHEAD_S)
         for thread in aborts:
             thread.join(_ABORT_S)
 

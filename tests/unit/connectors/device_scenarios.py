@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from afd_plugin.errors import AFDError
+from afd_plugin.errors import AFDError, PeerLost
 from afd_plugin.plan import Exchange, schedule
 from tests.unit.connectors.scenarios import (
     HIDDEN,
@@ -25,27 +25,41 @@ from tests.unit.connectors.scenarios import (
 from tests.unit.connectors.team import End
 
 
-def nothing_after_abort(end: End, connector: str) -> bool:
-    """What is computed after an aborted wait never reaches a peer. Returns whether the lane received nothing."""
+def answers_after_abort(end: End, connector: str) -> str:
+    """The FFN aborts while it waits for the first rows of a step whose answers are all enqueued behind the wait.
+
+    Returns what became of them at this end: ``silent`` (none came), ``refused`` (they came, and the step was refused)
+    or ``taken`` for data.
+    """
     with connected(end, connector) as plane:
         rows = [4] * end.lanes
+        exchanges = [Exchange(0, unit.index, 0) for unit in UNITS]
         if end.lane is None:
-            plane.recv_hidden(Exchange(0, 0, 0), UNITS[0], rows)
-            output = torch.zeros(sum(rows), HIDDEN, dtype=torch.bfloat16, device=device())
-            plane.send_output(Exchange(0, 0, 0), rows, output)  # enqueued behind the wait
+            for exchange, unit in zip(exchanges, UNITS, strict=True):
+                plane.recv_hidden(exchange, unit, rows)
+                plane.send_output(
+                    exchange, rows, torch.zeros(sum(rows), HIDDEN, dtype=torch.bfloat16, device=device())
+                )
             plane.abort()
             torch.cuda.synchronize()
             end.meet("aborted")
-            return True
+            return "silent"
         end.meet("aborted")
-        plane.recv_output(Exchange(0, 0, 0), 4)
+        for exchange in exchanges:
+            plane.recv_output(exchange, 4)
         done = torch.cuda.Event()
         done.record()
         time.sleep(0.5)  # lint: allow sleeping: what must not arrive gets time to arrive
-        silent = not done.query()
+        became = "silent"
+        if done.query():
+            try:
+                plane.check()
+                became = "taken"
+            except PeerLost:
+                became = "refused"
         plane.abort()
         torch.cuda.synchronize()
-        return silent
+        return became
 
 
 def replays(end: End, connector: str, rows: int, count: int, stages: int) -> dict[str, int]:
