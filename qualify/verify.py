@@ -179,19 +179,25 @@ def lacking_elsewhere(
 ) -> tuple[str, ...]:
     """What a GPU cell's chain leaves to the chain of another cell and that one lacks at the same revision.
 
-    The last chain there of this revision and profile counts. Raises LedgerError when its ledger is not sound.
+    The last chain there of this revision and profile counts; for a landing chain a qualifying one does as well, which
+    demands more. Raises LedgerError when its ledger is not sound.
     """
     chain = gpu_free(cell)
     if not chain:
         return ()
     other = load(GPU_FREE, root / "containers" / "cells.toml")
-    lock, keys = other.lock_digest(root), {part.key for part in chain}
-    entries = [
-        record.entry
-        for record in ledger.read(other.name, directory)
-        if (record.entry.revision, record.entry.lock, record.entry.profile) == (revision, lock, profile.value)
-    ]
-    last = [entry for entry in entries if entry.binding == entries[-1].binding and entry.key in keys]
+    records = ledger.read(other.name, directory)
     cases = {part.suite: expected.listed(part.suite, root) for part in chain if part.suite}
-    found = lacking(last, chain, cases, qualifying=profile is Profile.QUALIFYING)
-    return tuple(f"on the cell {other.name}: {line}" for line in found)
+    found = []
+    for accepted in (profile,) if profile is Profile.QUALIFYING else (profile, Profile.QUALIFYING):
+        wanted = (revision, other.lock_digest(root), accepted.value)
+        entries = [
+            record.entry
+            for record in records
+            if (record.entry.revision, record.entry.lock, record.entry.profile) == wanted
+        ]
+        last = [entry for entry in entries if entry.binding == entries[-1].binding]
+        mine = [entry for entry in last if entry.key in {part.key for part in chain}]
+        found.append(lacking(mine, chain, cases, qualifying=accepted is Profile.QUALIFYING))
+    least = min(found, key=len)
+    return tuple(f"on the cell {other.name}: {line}" for line in least)

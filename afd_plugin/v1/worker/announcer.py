@@ -116,6 +116,9 @@ class StepAnnouncer:
         phase = graph_phase(self.inner, context)
         kind = step_kind(context, phase, self._dummy)
         graph = phase is GraphPhase.REPLAY
-        with self._link.step(kind, tokens, graph=graph) as plan, RANGES.step(plan), self._link.span(plan):
+        with self._link.step(kind, tokens, graph=graph) as plan:
             counts.announce_seconds += time.perf_counter() - started
-            return self.inner(*args, **kwargs)
+            if link.tracing is None and not RANGES.on:
+                return self.inner(*args, **kwargs)
+            with RANGES.step(plan), link.span(plan):
+                return self.inner(*args, **kwargs)

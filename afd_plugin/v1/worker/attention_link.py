@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import TracebackType
 
 import torch
 from vllm.distributed.parallel_state import GroupCoordinator
@@ -26,9 +27,9 @@ from afd_plugin.model.remote_runner import RemoteMoERunner
 from afd_plugin.model.scan import BoundUnit
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan
 from afd_plugin.report import stopping_for
-from afd_plugin.v1.worker.ranges import RANGES
+from afd_plugin.v1.worker.ranges import NOTHING, RANGES
 from afd_plugin.v1.worker.role_report import RECENT
-from afd_plugin.v1.worker.step_tracing import StepTracing, span_of
+from afd_plugin.v1.worker.step_tracing import StepTracing
 from afd_plugin.v1.worker.verdict import verdict
 
 DRAIN_CHECK_S = 0.2
@@ -58,6 +59,24 @@ class StepCounts:
         self.graph_steps += plan.graph
         self.microbatched_steps += plan.stages > 1
         self.tokens += tokens
+
+
+class _Step:
+    """One step of a link; a class, because a generator costs attention's host microseconds in every step."""
+
+    __slots__ = ("_link", "_plan")
+
+    def __init__(self, link: AttentionLink, plan: StepPlan) -> None:
+        self._link, self._plan = link, plan
+
+    def __enter__(self) -> StepPlan:
+        self._link.begin(self._plan)
+        return self._plan
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._link.end(self._plan, error)
 
 
 class AttentionLink:
@@ -113,37 +132,44 @@ class AttentionLink:
 
         return call
 
-    @contextmanager
     def step(
         self, kind: StepKind, tokens: tuple[tuple[int, ...], ...], graph: bool = False
-    ) -> Iterator[StepPlan]:
+    ) -> AbstractContextManager[StepPlan]:
         """Announce a forward pass and check that it makes exactly the exchanges it announced."""
-        plan = StepPlan(self._next_step, kind, tokens, graph)
-        self._next_step += 1
+        return _Step(self, StepPlan(self._next_step, kind, tokens, graph))
+
+    def begin(self, plan: StepPlan) -> None:
+        """Announce ``plan``; what follows is its forward pass."""
+        self._next_step = plan.step + 1
         self.last_step = plan.step
         self.check()
         self._check_drain()
         self._announce(plan)
         self._plan, self._issued = plan, [0] * plan.stages
-        try:
-            yield plan
-        except Exception as error:
+
+    def end(self, plan: StepPlan, error: BaseException | None) -> None:
+        """The forward pass of ``plan`` is over; raises what explains ``error`` better than itself, and what is not as
+        announced.
+        """
+        self._plan = None
+        if isinstance(error, Exception):
             cause = self._cause(error)
             if self._on_error is not None:
                 self._on_error(cause)
-            if cause is error:
-                raise
-            raise cause from error
-        finally:
-            self._plan = None
-        due = [len(self._units)] * plan.stages
-        if not graph and self._issued != due:
+            if cause is not error:
+                raise cause from error
+        if error is not None:
+            return
+        if not plan.graph and self._issued != [len(self._units)] * plan.stages:
+            due = [len(self._units)] * plan.stages
             raise ProtocolError(f"step {plan.step} made {self._issued} exchanges by stage; {due} were due.")
         self.counts.note(plan, plan.lane_tokens(self.lane))
 
     def span(self, plan: StepPlan) -> AbstractContextManager[None]:
         """The span of a step of this lane, where it is traced."""
-        return span_of(self.tracing, plan, self.counts, plan.lane_tokens(self.lane))
+        if self.tracing is None:
+            return NOTHING
+        return self.tracing.step(plan, self.counts, plan.lane_tokens(self.lane))
 
     def _announce(self, plan: StepPlan) -> None:
         if self._control is not None:

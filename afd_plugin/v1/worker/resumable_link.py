@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ import torch
 from afd_plugin.config import AFDConfig
 from afd_plugin.connectors.base import AFDConnector
 from afd_plugin.errors import ConfigRefused, PeerFailure
-from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan
+from afd_plugin.plan import Exchange, RemoteUnit, StepPlan
 from afd_plugin.v1.worker.attention_link import AttentionLink
 from afd_plugin.v1.worker.recovery import Planes, Recovery
 from afd_plugin.v1.worker.resume import Sent
@@ -25,13 +23,10 @@ class ResumableLink(AttentionLink):
         super().__init__(*args, **kwargs)
         self._recovery = recovery
 
-    @contextmanager
-    def step(
-        self, kind: StepKind, tokens: tuple[tuple[int, ...], ...], graph: bool = False
-    ) -> Iterator[StepPlan]:
-        with super().step(kind, tokens, graph) as plan:
-            yield plan
-        self._recovery.progress.finish()
+    def end(self, plan: StepPlan, error: BaseException | None) -> None:
+        super().end(plan, error)
+        if error is None:
+            self._recovery.progress.finish()
 
     def check(self) -> None:
         self._recovery.check()

@@ -39,6 +39,12 @@ def test_a_list_that_is_missing_is_a_fault(tmp_path: Path) -> None:
     assert "names no case" in expected.check_list("unit", tmp_path)[0]
 
 
+@pytest.mark.parametrize("suite", expected.SUITES)
+def test_no_suite_has_lost_a_case_without_a_reason(suite: str) -> None:
+    """Of every suite, those of a GPU's chain, too: on its host it would be found when the host's time is spent."""
+    assert expected.check_list(suite) == ()
+
+
 def test_the_worst_of_setup_call_and_teardown_is_a_cases_outcome() -> None:
     run = expected.Run(collected=("a::b",), outcomes={"a::b": "error"}, exit_status=1)
     assert expected.complaints(run, {"a::b": 1}) == ("a::b: error",)

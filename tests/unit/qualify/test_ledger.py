@@ -263,6 +263,8 @@ def test_a_gpu_cells_chain_is_whole_only_beside_the_cpu_cells_of_the_same_revisi
     )
     write(both, [msgspec.structs.replace(one, lock="another") for one in kept])
     assert len(on_gpu(both).missing) == len(gpu_free(GPU))
+    write(both, [msgspec.structs.replace(one, profile=Profile.QUALIFYING.value) for one in kept])
+    assert on_gpu(both).whole, "a qualifying chain holds the same, and demands more"
     failed = [
         msgspec.structs.replace(one, status=Status.FAIL, blocker="style") if one.session == "lint" else one
         for one in kept
