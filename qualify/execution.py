@@ -48,9 +48,17 @@ class Outcome:
     digests: Mapping[str, str] = field(default_factory=dict)
 
 
+PLACES = frozenset({"AFD_BUNDLE", "AFD_CHECKPOINT_DIR", "AFD_ENGINE_DIR", "AFD_ENV_DIR", "AFD_UPSTREAM_DIR"})
+"""Variables that only say where this host keeps what the sessions share."""
+
+
 def variables(base: Mapping[str, str], folder: Path, part: Part, marker: str) -> dict[str, str]:
-    """The environment of a part: the caller's without pytest options of theirs, with the gate's own."""
-    clean = {key: value for key, value in base.items() if not key.startswith(("PYTEST_", "AFD_GATE_"))}
+    """The environment of a part: the caller's without pytest options of theirs and without variables of the product or
+    of its tests, some of which make a case shorter; with the gate's own.
+    """
+    clean = {
+        key: value for key, value in base.items() if not key.startswith(("PYTEST_", "AFD_")) or key in PLACES
+    }
     clean |= {MARKER: marker, METRICS: str(folder / "metrics.json"), "NO_COLOR": "1"}
     clean[DIGESTS] = str(folder / "digests.json")
     if part.suite:

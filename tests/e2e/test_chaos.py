@@ -321,7 +321,7 @@ def test_twenty_lives_of_a_service_leave_no_process_port_or_file(
 def test_an_idle_service_costs_no_processor_and_answers_afterwards(
     checkpoints: dict[str, Path], tmp_path: Path, ports: tuple[int, int]
 ) -> None:
-    idle_s = float(os.environ.get("AFD_E2E_IDLE_S", "120"))
+    idle_s = float(os.environ.get("AFD_E2E_IDLE_S", "1800"))
     with Deployment(checkpoints[MODEL], tmp_path, ports) as deployment:
         deployment.await_ready()
         first = Client(deployment.http, "Hi", 20).result()

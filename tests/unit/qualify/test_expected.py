@@ -90,7 +90,10 @@ def test_shared_memory_that_a_living_process_holds_is_not_a_leftover(tmp_path: P
 
 def test_options_for_pytest_of_the_callers_do_not_reach_a_part(tmp_path: Path) -> None:
     part = Part("unit", Phase.STATIC_AND_UNIT_GATE, "unit", "1/2")
-    made = execution.variables({"PYTEST_ADDOPTS": "-k nothing", "HOME": "h"}, tmp_path, part, "m")
+    base = {"PYTEST_ADDOPTS": "-k nothing", "HOME": "h", "AFD_ENV_DIR": "e", "AFD_E2E_IDLE_S": "1"}
+    made = execution.variables(base, tmp_path, part, "m")
+    assert (made["HOME"], made["AFD_ENV_DIR"]) == ("h", "e")
+    assert "AFD_E2E_IDLE_S" not in made, "a gate's cases are as long as they are written"
     assert made["PYTEST_ADDOPTS"] == "-p qualify.collected"
     assert (made["HOME"], made["AFD_GATE_SHARD"]) == ("h", "1/2")
 
