@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ def choose_cause(faults: tuple[Fault, ...]) -> Fault | None:
     So of each child only the first fault with a sentence of its own counts; that its engine has failed says
     no more than to look elsewhere, and a bare death less, whichever of its processes was heard first. Among
     children a refusal explains everything else; then a fault of a process's own; then a
-    rendezvous that timed out; a lost peer explains the least.
+    rendezvous that timed out; a lost peer explains the least. It names the process that went, though, which an
+    engine's failure does not, so it is quoted there.
     """
     first: dict[str, tuple[int, Fault]] = {}
     for index, fault in enumerate(faults):
@@ -140,7 +141,13 @@ def choose_cause(faults: tuple[Fault, ...]) -> Fault | None:
             first[fault.child] = (index, fault)
     rank = {_REFUSED: 0, _TIMEOUT: 2, _PEER: 3}
     ordered = sorted(first.values(), key=lambda item: (rank.get(item[1].exit_code, 1), item[0]))
-    return ordered[0][1] if ordered else None
+    if not ordered:
+        return None
+    cause = ordered[0][1]
+    lost = next((fault for fault in faults if fault.child != cause.child and fault.exit_code == _PEER), None)
+    if cause.error != "engine-failed" or lost is None:
+        return cause
+    return replace(cause, message=f"{cause.message} {lost.child} saw: {lost.message}")
 
 
 def _telling(fault: Fault) -> int:

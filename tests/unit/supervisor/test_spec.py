@@ -15,6 +15,8 @@ OWN = Fault("ffn-0", "RuntimeError", "layer 3 failed", 1)
 ABOVE = Fault("ffn-0", "RuntimeError", "Engine core initialization failed.", 1)
 
 ENGINE = Fault("attention-0", "engine-failed", "vLLM's engine ended although nobody asked for it.", 1)
+LANE_LOST = Fault("ffn-0", "peer-lost", "attention lane 0 (pid 7) is gone.", 3)
+QUOTED = Fault("attention-0", "engine-failed", f"{ENGINE.message} ffn-0 saw: {LANE_LOST.message}", 1)
 DIED_TOO = Fault("attention-0", "child-died", "attention-0 exited with code 1.", 1)
 
 
@@ -34,6 +36,8 @@ DIED_TOO = Fault("attention-0", "child-died", "attention-0 exited with code 1.",
         ((ENGINE, LOST), LOST),
         ((LOST, ENGINE), LOST),
         ((DIED_TOO, ENGINE), ENGINE),
+        ((LANE_LOST, ENGINE, DIED_TOO), QUOTED),
+        ((LANE_LOST, DIED_TOO), DIED_TOO),
         ((ENGINE, DIED_TOO), ENGINE),
     ],
 )
