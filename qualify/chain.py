@@ -117,6 +117,12 @@ INFRASTRUCTURE = (
         ),
     ),
     Infrastructure("disk-full", frozenset(), re.compile(r"\[Errno 28\]|No space left on device")),
+    # somebody ended the session's own tool, pytest say, by SIGINT or SIGTERM
+    Infrastructure(
+        "interrupted",
+        frozenset(),
+        re.compile(r"^nox > Command .* failed with exit code -(?:2|15)$", re.MULTILINE),
+    ),
 )
 
 

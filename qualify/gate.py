@@ -120,7 +120,8 @@ class Gate:
         outcome = self.runner(part, folder, self.root, SHARD_LIMIT_S)
         self.spent_s += outcome.seconds
         faults = self._faults(part, outcome)
-        cause = infrastructure(part.session, outcome.log) if faults else None
+        # what ran past its limit was ended by this gate
+        cause = infrastructure(part.session, outcome.log) if faults and outcome.status is not None else None
         self._write(
             part,
             Status.FAIL if faults else Status.PASS,

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -29,6 +30,9 @@ mark is part of it.
 
 FORCE = re.compile(r"SIGKILL|force killing")
 """What the supervisor and vLLM's executors and process managers write when they end a process by force."""
+
+MANAGER = re.compile(r"(\d\d-\d\d \d\d:\d\d:\d\d) .*\[shutdown\] Process manager: ")
+AT_ONCE = timedelta(seconds=2)
 
 WATCH_S = 2.0
 """How often a case's processes are looked at while it runs."""
@@ -79,8 +83,8 @@ class Traces:
         ]
         faults += [f"the temporary file {path.name} was left" for path in self._files()]
         for log in sorted(logs.glob("*.log")) if logs else ():
-            text = log.read_text(encoding="utf-8", errors="replace")
-            faults += [f"{log.name} says: {line.strip()}" for line in text.splitlines() if FORCE.search(line)]
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            faults += [f"{log.name} says: {line.strip()}" for line in forced(lines)]
         return faults
 
     def remove(self) -> None:
@@ -89,6 +93,23 @@ class Traces:
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self.folder.iterdir() if not tolerated(path))
+
+
+def forced(lines: Iterable[str]) -> Iterator[str]:
+    """The lines that say that a process was ended by force.
+
+    vLLM's process manager learns of a process's end in two threads at once, and the one that comes second is told
+    nothing and takes it for alive. It says "force killing" then as well, but right after its SIGTERM and not after its
+    grace of at least 5 s, and there is nobody left to kill.
+    """
+    asked: datetime | None = None
+    for line in lines:
+        manager = MANAGER.search(line)
+        at = datetime.strptime(f"2000-{manager[1]} +0000", "%Y-%m-%d %H:%M:%S %z") if manager else None
+        if at is not None and "send sigterm" in line:
+            asked = at
+        elif FORCE.search(line) and not (at and asked and timedelta() <= at - asked < AT_ONCE):
+            yield line
 
 
 def tolerated(path: Path) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.teardown import CaseFailed, Traces, end_marked, nothing_left
+from tests.e2e.teardown import CaseFailed, Traces, end_marked, forced, nothing_left
 
 SHARED = Path("/dev/shm")  # noqa: S108
 
@@ -134,6 +134,18 @@ def test_a_clean_stop_that_needed_force_fails(line: str, tmp_path: Path) -> None
     (tmp_path / "server.log").write_text(f"serving\n{line}\n", encoding="utf-8")
     with pytest.raises(CaseFailed, match=r"server\.log says"), nothing_left(tmp_path):
         pass
+
+
+def manager(second: int, what: str) -> str:
+    return f"[attention-0] INFO 11-30 16:59:{second:02} [utils.py:1] [shutdown] Process manager: {what}"
+
+
+def test_a_force_that_comes_with_its_sigterm_found_the_process_ended() -> None:
+    asked, force = "send sigterm to process EngineCore", "force killing remaining process EngineCore pid 7"
+    assert list(forced([manager(3, asked), manager(4, force)])) == []
+    late = [manager(3, asked), manager(8, force)]
+    assert list(forced(late)) == late[1:]
+    assert list(forced([manager(3, force)])) == [manager(3, force)]
 
 
 def test_the_failure_of_the_case_itself_is_the_one_that_is_told() -> None:

@@ -177,14 +177,23 @@ def test_a_failure_may_be_run_again_when_landing_and_stands_when_qualifying(proj
     assert "that stands until the revision is another" in run(project, Profile.QUALIFYING)
 
 
-def test_a_named_infrastructure_fault_is_tried_again_and_every_attempt_is_on_record(project: Path) -> None:
-    once = "import pathlib, sys\np = pathlib.Path('.gate/tried')\nif not p.exists():\n p.touch()\n"
-    (project / "lint.py").write_text(once + " sys.exit('OSError: [Errno 28] No space left on device')\n")
+@pytest.mark.parametrize(
+    ("ending", "cause"),
+    [
+        ("sys.exit('OSError: [Errno 28] No space left on device')", "disk-full"),
+        ("os.kill(os.getpid(), 15)", "interrupted"),
+    ],
+)
+def test_a_named_infrastructure_fault_is_tried_again_and_every_attempt_is_on_record(
+    project: Path, ending: str, cause: str
+) -> None:
+    once = "import os, pathlib, sys\np = pathlib.Path('.gate/tried')\nif not p.exists():\n p.touch()\n"
+    (project / "lint.py").write_text(f"{once} {ending}\n")
     commit(project)
     assert run(project).startswith("package is BLOCKED")
     tried = [r.entry for r in ledger.read("cpu", project / "evidence") if r.entry.session == "lint"]
     assert [(e.attempt, e.status, e.cause) for e in tried] == [
-        (1, Status.FAIL, "disk-full"),
+        (1, Status.FAIL, cause),
         (2, Status.PASS, None),
     ]
 
@@ -199,6 +208,7 @@ def test_infrastructure_faults_belong_to_their_sessions() -> None:
     assert infrastructure("package", "ReadTimeoutError(...)") == "index-unreachable"
     assert infrastructure("unit", "ReadTimeoutError(...)") is None
     assert infrastructure("unit", "AssertionError") is None
+    assert infrastructure("unit", "nox > Command pytest failed with exit code 1") is None
 
 
 def test_the_qualifying_chain_runs_the_full_scope_in_shards_and_a_gpu_cell_its_own_suite() -> None:
