@@ -186,18 +186,19 @@ def lacking_elsewhere(
     if not chain:
         return ()
     other = load(GPU_FREE, root / "containers" / "cells.toml")
+    lock, keys = other.lock_digest(root), {part.key for part in chain}
     records = ledger.read(other.name, directory)
     cases = {part.suite: expected.listed(part.suite, root) for part in chain if part.suite}
     found = []
     for accepted in (profile,) if profile is Profile.QUALIFYING else (profile, Profile.QUALIFYING):
-        wanted = (revision, other.lock_digest(root), accepted.value)
+        wanted = (revision, lock, accepted.value)
         entries = [
             record.entry
             for record in records
             if (record.entry.revision, record.entry.lock, record.entry.profile) == wanted
         ]
         last = [entry for entry in entries if entry.binding == entries[-1].binding]
-        mine = [entry for entry in last if entry.key in {part.key for part in chain}]
+        mine = [entry for entry in last if entry.key in keys]
         found.append(lacking(mine, chain, cases, qualifying=accepted is Profile.QUALIFYING))
     least = min(found, key=len)
     return tuple(f"on the cell {other.name}: {line}" for line in least)

@@ -27,9 +27,9 @@ from afd_plugin.model.remote_runner import RemoteMoERunner
 from afd_plugin.model.scan import BoundUnit
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan
 from afd_plugin.report import stopping_for
-from afd_plugin.v1.worker.ranges import NOTHING, RANGES
+from afd_plugin.v1.worker.ranges import RANGES
 from afd_plugin.v1.worker.role_report import RECENT
-from afd_plugin.v1.worker.step_tracing import StepTracing
+from afd_plugin.v1.worker.step_tracing import StepTracing, span_of
 from afd_plugin.v1.worker.verdict import verdict
 
 DRAIN_CHECK_S = 0.2
@@ -160,16 +160,14 @@ class AttentionLink:
                 raise cause from error
         if error is not None:
             return
-        if not plan.graph and self._issued != [len(self._units)] * plan.stages:
-            due = [len(self._units)] * plan.stages
+        due = [len(self._units)] * plan.stages
+        if not plan.graph and self._issued != due:
             raise ProtocolError(f"step {plan.step} made {self._issued} exchanges by stage; {due} were due.")
         self.counts.note(plan, plan.lane_tokens(self.lane))
 
     def span(self, plan: StepPlan) -> AbstractContextManager[None]:
         """The span of a step of this lane, where it is traced."""
-        if self.tracing is None:
-            return NOTHING
-        return self.tracing.step(plan, self.counts, plan.lane_tokens(self.lane))
+        return span_of(self.tracing, plan, self.counts, plan.lane_tokens(self.lane))
 
     def _announce(self, plan: StepPlan) -> None:
         if self._control is not None:
