@@ -9,6 +9,7 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -70,44 +71,71 @@ def variables(base: Mapping[str, str], folder: Path, part: Part, marker: str) ->
     return clean
 
 
-def run(part: Part, folder: Path, root: Path, limit_s: float, python: str = sys.executable) -> Outcome:
-    """Run a part to its end (or end it at its limit); its log and accounts lie in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in ("cases.json", "metrics.json", "digests.json"):
-        (folder / stale).unlink(missing_ok=True)
-    marker, before = secrets.token_hex(8), _shared_files()
-    log = folder / "log.txt"
-    started = time.monotonic()
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [python, *part.command],
-            cwd=root,
-            env=variables(os.environ, folder, part, marker),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+class Running:
+    """A part at work as its own process tree, from now on; its log and accounts lie in `folder`.
+
+    A context: what is still there of it when the block ends is ended.
+    """
+
+    def __init__(self, part: Part, folder: Path, root: Path, python: str = sys.executable) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in ("cases.json", "metrics.json", "digests.json"):
+            (folder / stale).unlink(missing_ok=True)
+        self._folder, self._marker, self._before = folder, secrets.token_hex(8), _shared_files()
+        self._status: int | None = None
+        self._seconds = 0.0
+        self._started = time.monotonic()
+        with (folder / "log.txt").open("wb") as out:
+            self._process = subprocess.Popen(
+                [python, *part.command],
+                cwd=root,
+                env=variables(os.environ, folder, part, self._marker),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        # it may end long before anybody asks
+        self._watcher = threading.Thread(target=self._watch, name="part", daemon=True)
+        self._watcher.start()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        leaked(self._marker, grace_s=0.0)
+        self._process.kill()
+        self._watcher.join(GRACE_S)
+
+    def outcome(self, limit_s: float) -> Outcome:
+        """Wait for its end, at most until `limit_s` after its beginning, when it is ended; then look what it left."""
+        self._watcher.join(max(0.0, self._started + limit_s - time.monotonic()))
+        over = not self._watcher.is_alive() and self._seconds <= limit_s
+        left = leaked(self._marker, grace_s=GRACE_S if over else 0.0)
+        self._process.kill()
+        self._watcher.join(GRACE_S)
+        content = (self._folder / "log.txt").read_bytes()
+        return Outcome(
+            self._status if over else None,
+            round(self._seconds, 1),
+            content.decode(errors="replace"),
+            hashlib.sha256(content).hexdigest(),
+            _decoded(self._folder / "cases.json"),
+            _account(self._folder / "metrics.json", float),
+            Teardown(left if over else (), tuple(sorted(_left(_shared_files() - self._before)))),
+            _account(self._folder / "digests.json", str),
         )
-        try:
-            status: int | None = process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            left = leaked(marker, grace_s=GRACE_S if process.returncode is not None else 0.0)
-            process.kill()
-            process.wait(timeout=GRACE_S)
-    seconds = time.monotonic() - started
-    content = log.read_bytes()
-    return Outcome(
-        status,
-        round(seconds, 1),
-        content.decode(errors="replace"),
-        hashlib.sha256(content).hexdigest(),
-        _decoded(folder / "cases.json"),
-        _account(folder / "metrics.json", float),
-        Teardown(left if status is not None else (), tuple(sorted(_orphans(_shared_files() - before)))),
-        _account(folder / "digests.json", str),
-    )
+
+    def _watch(self) -> None:
+        # lint: allow waiting: `outcome` bounds it and then ends the process
+        self._status = self._process.wait()
+        self._seconds = time.monotonic() - self._started
+
+
+def run(part: Part, folder: Path, root: Path, limit_s: float, python: str = sys.executable) -> Outcome:
+    """Run a part to its end, or end it at its limit."""
+    with Running(part, folder, root, python) as running:
+        return running.outcome(limit_s)
 
 
 def leaked(marker: str, grace_s: float) -> tuple[str, ...]:
@@ -135,6 +163,14 @@ def _marked(marker: str) -> list[psutil.Process]:
 
 def _shared_files() -> set[str]:
     return {path.name for path in _SHARED.iterdir()} if _SHARED.is_dir() else set()
+
+
+def _left(names: set[str]) -> set[str]:
+    """Those that are nobody's for a whole grace: a process that was killed leaves its semaphores to its tracker."""
+    deadline = time.monotonic() + GRACE_S
+    while (names := _orphans(names)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return names
 
 
 def _orphans(names: set[str]) -> set[str]:

@@ -12,14 +12,15 @@ import datetime
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qualify import execution, expected, identity, ledger, progress, revision, sharding, verify
+from qualify import expected, identity, ledger, progress, revision, sharding, verify
 from qualify.cells import ROOT, Cell, CellError, load
 from qualify.chain import ATTEMPTS, LANDING_LIMIT_S, SHARD_LIMIT_S, Part, Profile, infrastructure, parts
-from qualify.execution import Outcome
+from qualify.execution import Outcome, Running
 from qualify.identity import Binding
 from qualify.ledger import Entry, LedgerError
 from qualify.phases import Phase, PhaseError, Status
@@ -32,7 +33,15 @@ class Refused(RuntimeError):
     """The chain cannot go on here; the record that says why has been written."""
 
 
-Runner = Callable[[Part, Path, Path, float], Outcome]
+@dataclass(frozen=True)
+class Attempt:
+    """A part at work: which time it is tried, since when, and what follows when it has passed."""
+
+    part: Part
+    number: int
+    following: str
+    started: str
+    running: Running
 
 
 @dataclass
@@ -43,9 +52,9 @@ class Gate:
     profile: Profile
     binding: Binding
     sessions: frozenset[str]
+    host: str = "host unknown"
     root: Path = ROOT
     directory: Path = ledger.DIRECTORY
-    runner: Runner = execution.run
     spent_s: float = field(default=0.0, init=False)
 
     def open(self, faults: Sequence[str]) -> None:
@@ -55,7 +64,7 @@ class Gate:
             Part("", Phase.FREEZE_IDENTITY),
             status,
             blocker="; ".join(faults) or "none",
-            evidence=(f"cell {self.cell.name}", f"revision {self.binding.revision}"),
+            evidence=(f"cell {self.cell.name}", f"revision {self.binding.revision}", self.host),
             action="mend what differs and start again" if faults else parts(self.cell, self.profile)[0].title,
         )
         if faults:
@@ -79,17 +88,35 @@ class Gate:
             for entry in verify.of(ledger.read(self.cell.name, self.directory), self.binding, self.profile)
             if entry.status is Status.PASS
         }
-        for part in chain:
-            after = whole.index(part) + 1
-            following = whole[after].title if after < len(whole) else "report"
-            if part.key in done:
-                print(f"{part.title}: PASS, on record", flush=True)
-                continue
-            self._part(part, following)
+        with ExitStack() as stack:
+            beside: list[Attempt] = []
+            for part in chain:
+                if beside and part.session != beside[0].part.session:
+                    self._join(beside)
+                after = whole.index(part) + 1
+                following = whole[after].title if after < len(whole) else "report"
+                if part.key in done:
+                    print(f"{part.title}: PASS, on record", flush=True)
+                elif part.suite and sharding.waits(expected.listed(part.suite, self.root), part.shard):
+                    self._check(part)
+                    begun = self._begin(part, self._attempts(part) + 1, following)
+                    stack.enter_context(begun.running)
+                    beside.append(begun)
+                else:
+                    self._part(part, following)
+            self._join(beside)
         if self.profile is Profile.LANDING and self.spent_s > LANDING_LIMIT_S:
             print(f"this chain took {self.spent_s:.0f} s; a landing chain should take {LANDING_LIMIT_S:.0f}")
 
-    def _part(self, part: Part, following: str) -> None:
+    def _join(self, beside: list[Attempt]) -> None:
+        """Conclude what ran beside other shards; an infrastructure fault of it is tried again, then alone."""
+        while beside:
+            begun = beside.pop(0)
+            if not self._conclude(begun):
+                self._part(begun.part, begun.following)
+
+    def _check(self, part: Part) -> None:
+        """Refused, with a record, where a part cannot be begun."""
         if part.session not in self.sessions:
             blocker = f"there is no session {part.session} yet"
             self._write(part, Status.BLOCKED, blocker=blocker, action=f"write the session {part.session}")
@@ -98,9 +125,15 @@ class Gate:
         if faults:
             self._write(part, Status.FAIL, blocker=_shown(faults), action="mend the list of cases")
             raise Refused(f"{part.title} is FAIL:\n  " + "\n  ".join(faults[:20]))
-        for attempt in range(self._attempts(part) + 1, self._attempts(part) + 1 + ATTEMPTS):
-            if self._attempt(part, attempt, following):
-                return
+
+    def _part(self, part: Part, following: str) -> None:
+        self._check(part)
+        first = self._attempts(part) + 1
+        for number in range(first, first + ATTEMPTS):
+            begun = self._begin(part, number, following)
+            with begun.running:
+                if self._conclude(begun):
+                    return
         raise Refused(f"{part.title} is FAIL after {ATTEMPTS} attempts at the same infrastructure fault")
 
     def _attempts(self, part: Part) -> int:
@@ -110,14 +143,14 @@ class Gate:
             raise Refused(f"{part.title} failed at this revision; that stands until the revision is another")
         return len(mine)
 
-    def _attempt(self, part: Part, attempt: int, following: str) -> bool:
-        """Run a part once and record it; False when it may be tried again."""
+    def _begin(self, part: Part, number: int, following: str) -> Attempt:
         print(f"{part.title}: running", flush=True)
-        folder = (
-            self.root / WORK / self.binding.revision[:12] / f"{part.title.replace('/', '-of-')} {attempt}"
-        )
-        started = _now()
-        outcome = self.runner(part, folder, self.root, SHARD_LIMIT_S)
+        folder = self.root / WORK / self.binding.revision[:12] / f"{part.title.replace('/', '-of-')} {number}"
+        return Attempt(part, number, following, _now(), Running(part, folder, self.root))
+
+    def _conclude(self, begun: Attempt) -> bool:
+        """Wait for a part and record it; False when it may be tried again."""
+        part, outcome = begun.part, begun.running.outcome(SHARD_LIMIT_S)
         self.spent_s += outcome.seconds
         faults = self._faults(part, outcome)
         # what ran past its limit was ended by this gate
@@ -127,10 +160,10 @@ class Gate:
             Status.FAIL if faults else Status.PASS,
             blocker=_shown(faults),
             evidence=(f"`python {' '.join(part.command)}`", f"log {outcome.log_digest}"),
-            action=("try again" if cause else "mend it") if faults else following,
+            action=("try again" if cause else "mend it") if faults else begun.following,
             outcome=outcome,
-            attempt=attempt,
-            started=started,
+            attempt=begun.number,
+            started=begun.started,
             cause=cause,
         )
         print(f"{part.title}: {'FAIL' if faults else 'PASS'} in {outcome.seconds:.0f} s", flush=True)
@@ -233,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seen = identity.observe()
         faults = [*identity.reconcile(cell, seen), *(f"dirty tree: {path}" for path in revision.dirty(ROOT))]
         binding = identity.bind(cell, seen)
-        gate = Gate(cell, profile, binding, known_sessions(), directory=chosen.evidence)
+        gate = Gate(cell, profile, binding, known_sessions(), seen.host(), directory=chosen.evidence)
         gate.open(faults)
         gate.run(chosen.only, chosen.until)
         if chosen.only or chosen.until:

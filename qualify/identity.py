@@ -61,8 +61,19 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     altered: tuple[str, ...]
 
     def digest(self) -> str:
-        """The environment digest that records carry."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+        """The environment digest that records carry: the exact runtime, wherever a host of the cell has it.
+
+        Which processor and which of several equal GPUs it was is the host's own, and :meth:`host` names it. So a chain
+        may go on, and its shards may run, on another host of the same cell.
+        """
+        devices = tuple(msgspec.structs.replace(device, uuid="") for device in self.devices)
+        runtime = msgspec.structs.replace(self, processor="", devices=devices)
+        return hashlib.sha256(msgspec.json.encode(runtime, order="sorted")).hexdigest()
+
+    def host(self) -> str:
+        """The host in the words of a record: its processor, and a digest that tells it from another host."""
+        own = (self.processor, *(device.uuid for device in self.devices))
+        return f"host {hashlib.sha256(msgspec.json.encode(own)).hexdigest()[:12]}, {self.processor}"
 
 
 class Binding(msgspec.Struct, frozen=True):

@@ -22,6 +22,11 @@ LONG_S: Mapping[str, float] = {
 }
 """Seconds of one case on two cores, as seen; these functions have services of their own case by case, and are split."""
 
+WAITING = frozenset(
+    {"tests/e2e/test_chaos.py::test_an_idle_service_costs_no_processor_and_answers_afterwards"}
+)
+"""Functions that take time and next to no processor; what they measure is that of their own processes."""
+
 Cases = Mapping[str, int]
 Division = tuple[Mapping[str, tuple[int, ...]], ...]
 
@@ -46,6 +51,11 @@ def divided(cases: Cases, shards: int) -> Division:
 def seconds(part: Mapping[str, tuple[int, ...]]) -> float:
     """What a shard is expected to take."""
     return sum(LONG_S.get(name, USUAL_S) * len(positions) for name, positions in part.items())
+
+
+def waits(cases: Cases, shard: str) -> bool:
+    """Whether a shard does nothing but wait, so that the others can run beside it."""
+    return bool(shard) and WAITING.issuperset(of_shard(cases, shard))
 
 
 def of_shard(cases: Cases, shard: str) -> Cases:

@@ -125,8 +125,10 @@ def lacking(
         last[entry.key], order[entry.key] = entry, index
         if qualifying and entry.status is Status.FAIL and entry.cause is None:
             said.append(f"{entry.session} {entry.shard}".strip() + " failed at this revision: it stands")
-    before = -1
+    session, before, latest = "", -1, -1
     for part in chain:
+        if part.session != session:  # shards of one session run in any order
+            session, before = part.session, latest
         entry_of_part = last.get(part.key)
         if entry_of_part is None:
             said.append(f"{part.title}: no record")
@@ -136,7 +138,7 @@ def lacking(
             continue
         if order[part.key] < before:
             said.append(f"{part.title}: ran before a session that precedes it")
-        before = max(before, order[part.key])
+        latest = max(latest, order[part.key])
         said += judged(entry_of_part, part, cases.get(part.suite, {}))
     if stray := sorted(set(last) - {part.key for part in chain}):
         said.append(f"records of sessions that the chain does not have: {stray}")

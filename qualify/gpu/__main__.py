@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from afd_plugin.supervisor.signals import leave_by_exit
-from qualify.gpu import accuracy, clients, faults, mps, parity, parts, speed, timeline
+from qualify.gpu import accuracy, clients, faults, mps, parity, parts, probe, speed, timeline
 from qualify.gpu.cell import CELLS, refusal
 from qualify.gpu.host import Host
 from qualify.gpu.plans import PLANS, Stage
+from qualify.process import CommandError
 
 PARTS: Mapping[str, Callable[[Host], Any]] = {
     "control": parts.control,
@@ -43,32 +41,6 @@ PARTS: Mapping[str, Callable[[Host], Any]] = {
     "serving": clients.serving,
     "accuracy": accuracy.accuracy,
 }
-
-
-def host_facts() -> dict[str, Any]:
-    """The exact runtime: versions, GPU, driver."""
-    import torch
-    import vllm
-
-    if not torch.cuda.is_available():
-        raise OSError("torch sees no CUDA GPU")
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,driver_version,uuid,memory.total", "--format=csv,noheader"],
-        capture_output=True, text=True, timeout=30, check=True,
-    )  # fmt: skip
-    import triton
-
-    return {
-        "python": platform.python_version(),
-        "vllm": vllm.__version__,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        "triton": triton.__version__,
-        "gpus": [line.strip() for line in driver.stdout.splitlines()],
-        "capability": list(torch.cuda.get_device_capability()),
-        "cores": os.cpu_count(),
-    }
 
 
 @dataclass(frozen=True)
@@ -155,11 +127,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name: json.loads(value) for name, _, value in (text.partition("=") for text in options.option)
     }
     with ExitStack() as stack:
-        # before this process touches the GPU: a process outside MPS would take time slices from those inside
         with_mps = False if options.no_mps else stack.enter_context(mps.daemon())
         try:
-            facts = {**host_facts(), "mps": with_mps}
-        except (ImportError, subprocess.SubprocessError, OSError) as error:
+            facts = {**probe.ask("facts"), "mps": with_mps}
+        except CommandError as error:
             print(f"gpu: this host is not the cell {cell.name}: {error}", file=sys.stderr)
             return 2
         host = Host(logs, time.monotonic() + options.budget, settings, cell.devices)

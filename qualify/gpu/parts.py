@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-from qualify.gpu import exchange_bench
+from qualify.gpu import exchange_bench, probe
 from qualify.gpu.engines import native
 from qualify.gpu.host import EAGER, PARITY_ENGINE, RUN_S, START_S, Host
 from qualify.gpu.workloads import LOGPROBS
@@ -15,19 +15,9 @@ from qualify.gpu.workloads import LOGPROBS
 
 def control(host: Host) -> dict[str, Any]:
     """AFD off: a native engine serves a request, and the smallest call of the extension gives what it must."""
-    import torch
-
-    from afd_plugin.connectors import exchange_ops as ops
     from afd_plugin.demo.checkpoints import make
 
-    ops.load_kernels()
-    parts = torch.randn(3, 1000, device="cuda").to(torch.bfloat16)
-    total = torch.empty_like(parts[0])
-    ops.combine(total, [part.data_ptr() for part in parts])
-    expected = parts.float().cumsum(0)[-1].to(torch.bfloat16)
-    gathered = torch.empty(3, 1000, dtype=torch.bfloat16, device="cuda")
-    ops.gather(gathered, [ops.Run(parts[i].data_ptr(), (2 - i) * 2000, 2000) for i in range(3)])
-    kernels = bool(torch.equal(total, expected)) and bool(torch.equal(gathered, parts.flip(0)))
+    kernels = bool(probe.ask("kernels")["exact"])
     with native("control", make("deepseek-v2"), {**PARITY_ENGINE, **EAGER}, host.logs) as engine:
         ready = engine.receive(START_S)
         rows = engine.ask(RUN_S, "generate", prompts=[[5, 6, 7, 8]], lengths=[8], logprobs=LOGPROBS)

@@ -156,7 +156,7 @@ def test_a_gpu_cells_control_is_the_gpu_parts(monkeypatch: pytest.MonkeyPatch) -
 def gpu_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that is the cell: its parts, its facts and its MPS daemon stand in."""
     monkeypatch.setattr(gpu, "refusal", lambda _: None)
-    monkeypatch.setattr(gpu, "host_facts", lambda: {"gpus": ["one"]})
+    monkeypatch.setattr(gpu.probe, "ask", lambda _: {"gpus": ["one"]})
     monkeypatch.setattr(gpu.mps, "daemon", lambda: nullcontext(True))
     parts: dict[str, Any] = {"control": lambda host: {"passed": True, "n": host.setting("n", 0)}}
     monkeypatch.setattr(gpu, "PARTS", gpu.PARTS | parts | {"faults": lambda host: {"passed": False}})
@@ -186,18 +186,17 @@ def test_one_part_that_does_not_pass_fails_the_command_and_the_next_still_runs(t
     assert json.loads((tmp_path / "control.json").read_text())["result"]["passed"]
 
 
-@pytest.mark.usefixtures("gpu_host")
 def test_a_gpu_that_torch_does_not_see_is_not_the_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The driver may answer where CUDA does not."""
-
-    def blind() -> dict[str, Any]:
-        raise OSError("torch sees no CUDA GPU")
-
-    monkeypatch.setattr(gpu, "host_facts", blind)
+    """The driver may answer where CUDA does not; the question is asked in a process of its own."""
+    monkeypatch.setattr(gpu, "refusal", lambda _: None)
+    monkeypatch.setattr(gpu.mps, "daemon", lambda: nullcontext(False))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpu.main(["control", "--out", str(tmp_path), "--logs", str(tmp_path / "logs")]) == 2
-    assert "this host is not the cell h200x1: torch sees no CUDA GPU" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("gpu: this host is not the cell h200x1: ")
+    assert "torch sees no CUDA GPU" in said
     assert gpu.main(["--out", str(tmp_path)]) == 2
     assert "name a part or a --plan" in capsys.readouterr().err
 

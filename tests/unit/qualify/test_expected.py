@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import msgspec
@@ -83,9 +84,24 @@ def test_shared_memory_that_a_living_process_holds_is_not_a_leftover(tmp_path: P
         assert execution._orphans({name}) == {name}
         with path.open("rb"):
             assert execution._orphans({name}) == set()
+        removal = threading.Timer(0.5, path.unlink)
+        removal.start()
+        assert execution._left({name}) == set(), "what its tracker removes within the grace is no leftover"
+        removal.join(5)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_shared_memory_that_nobody_removes_is_a_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution, "GRACE_S", 0.5)
+    path = execution._SHARED / f"afd-test-{tmp_path.name}"
+    path.write_bytes(b"x")
+    try:
+        assert execution._left({path.name}) == {path.name}
     finally:
         path.unlink()
-    assert execution._orphans({name}) == set()
 
 
 def test_options_for_pytest_of_the_callers_do_not_reach_a_part(tmp_path: Path) -> None:

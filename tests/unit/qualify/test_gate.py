@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from qualify import expected, gate, ledger, revision
+from qualify import chain, expected, gate, ledger, revision, sharding, verify
 from qualify.cells import load
 from qualify.chain import SHARDS, Profile, gpu_free, infrastructure, parts
 from qualify.gate import Gate, Refused
@@ -64,15 +65,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make(root: Path, profile: Profile = Profile.LANDING) -> Gate:
     binding = Binding("cpu", "lock", revision.revision(root), "environment")
-    return Gate(load("cpu"), profile, binding, gate.known_sessions(root), root, root / "evidence")
+    return Gate(load("cpu"), profile, binding, gate.known_sessions(root), "host a", root, root / "evidence")
 
 
 def run(root: Path, profile: Profile = Profile.LANDING) -> str:
     """Run the chain to where it stops, and say why."""
-    chain = make(root, profile)
-    chain.open(())
+    opened = make(root, profile)
+    opened.open(())
     with pytest.raises(Refused) as refused:
-        chain.run()
+        opened.run()
     return str(refused.value)
 
 
@@ -196,6 +197,65 @@ def test_a_named_infrastructure_fault_is_tried_again_and_every_attempt_is_on_rec
         (1, Status.FAIL, cause),
         (2, Status.PASS, None),
     ]
+
+
+WAITING = "tests/e2e/test_a.py::test_a_waits"
+BESIDE = """
+import os, pathlib, time
+def wait(name):
+    end = time.monotonic() + 60
+    while not pathlib.Path('.gate', name).exists():
+        assert time.monotonic() < end, name
+        time.sleep(0.05)
+def test_a_waits():
+    pathlib.Path('.gate', 'began').write_text(str(os.getpid()))
+    wait('other')
+def test_b_works():
+    wait('began')
+"""
+
+
+@pytest.fixture
+def sharded(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project with every session up to e2e; the first of its two shards only waits."""
+    names = ("package", "audit", "abi", "native_control")
+    sessions = "".join(f"@nox.session\ndef {name}(session): pass\n" for name in names)
+    e2e = (
+        "@nox.session\ndef e2e(session): session.run('python', '-m', 'pytest', 'tests/e2e', external=True)\n"
+    )
+    (project / "noxfile.py").write_text(NOXFILE + sessions + e2e)
+    (project / "tests" / "e2e").mkdir()
+    cases = {WAITING: 1, "tests/e2e/test_a.py::test_b_works": 1}
+    (project / "qualify" / "cases" / "e2e_all.txt").write_text(expected.render(cases))
+    monkeypatch.setattr(sharding, "WAITING", frozenset({WAITING}))
+    monkeypatch.setattr(chain, "SHARDS", 2)
+    return project
+
+
+def test_a_shard_that_only_waits_runs_beside_the_next_and_is_concluded_before_another_session(
+    sharded: Path,
+) -> None:
+    works = BESIDE + "    pathlib.Path('.gate', 'other').touch()\n"
+    (sharded / "tests" / "e2e" / "test_a.py").write_text(works)
+    commit(sharded)
+    assert run(sharded, Profile.QUALIFYING).startswith("accuracy is BLOCKED")
+    entries = [record.entry for record in ledger.read("cpu", sharded / "evidence")][8:]
+    assert [(one.session, one.shard, one.status) for one in entries] == [
+        ("e2e", "2/2", Status.PASS),
+        ("e2e", "1/2", Status.PASS),
+        ("accuracy", "", Status.BLOCKED),
+    ]
+    shards = [part for part in parts(load("cpu"), Profile.QUALIFYING) if part.session == "e2e"]
+    cases = {"e2e_all": expected.listed("e2e_all", sharded)}
+    assert verify.lacking(entries[:2], shards, cases, qualifying=True) == ()
+
+
+def test_a_failure_ends_what_runs_beside_it_without_a_record(sharded: Path) -> None:
+    (sharded / "tests" / "e2e" / "test_a.py").write_text(BESIDE + "    raise AssertionError\n")
+    commit(sharded)
+    assert "test_b_works: failed" in run(sharded, Profile.QUALIFYING)
+    assert statuses(sharded)[8:] == [("e2e", Status.FAIL)]
+    assert not psutil.pid_exists(int((sharded / ".gate" / "began").read_text()))
 
 
 def test_an_identity_that_is_not_the_cells_blocks_before_anything_runs(project: Path) -> None:

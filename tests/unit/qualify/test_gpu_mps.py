@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,7 @@ def test_a_daemon_of_our_own_is_started_and_quit_and_its_folder_is_gone(told: Pa
         pipes = Path(os.environ[mps.PIPES])
         assert running
         assert pipes.is_dir()
-    assert told.read_text() == "start\nquit -t 5\n"
+    assert told.read_text() == "start\nget_server_list\nquit -t 5\n"
     assert mps.PIPES not in os.environ
     assert not pipes.exists()
 
@@ -53,3 +55,31 @@ def test_a_daemon_that_does_not_answer_is_replaced_for_the_time(
         assert os.environ[mps.PIPES] != str(tmp_path / "gone")
     assert told.read_text() == "start\n"
     assert os.environ[mps.PIPES] == str(tmp_path / "gone")
+
+
+def test_a_daemon_and_a_server_that_do_not_quit_are_ended_by_their_ids(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that outlived its command was what a gate found left behind; a stranger of the same name stays."""
+    monkeypatch.setattr(mps, "GONE_S", 0.5)
+    processes = [subprocess.Popen(["sleep", "100"]) for _ in range(3)]
+    daemon, server, stranger = processes
+    (tmp_path / mps.CONTROL).write_text(
+        f"""#!/bin/sh
+if [ "$1" = -d ]; then echo {daemon.pid} > "$CUDA_MPS_PIPE_DIRECTORY/{mps.CONTROL}.pid"; exit; fi
+read -r asked
+echo "$asked" >> {told}
+[ "$asked" != get_server_list ] || echo {server.pid}
+"""
+    )
+    try:
+        with mps.daemon():
+            pass
+        assert {process.wait(5) for process in (daemon, server)} == {-signal.SIGKILL}
+        assert stranger.poll() is None
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(5)
+    assert told.read_text() == "get_server_list\nquit -t 5\n"
+    assert "did not quit within 20 s and was ended" in capsys.readouterr().err

@@ -158,6 +158,19 @@ def test_the_running_environment_can_be_read_whole() -> None:
     assert len(found.digest()) == 64
 
 
+def test_an_environment_is_the_same_on_another_host_of_the_cell_and_a_record_names_the_host() -> None:
+    """A chain goes on there; another driver is another environment."""
+    one, other = (
+        seen(processor=f"p{n}", devices=(Device("NVIDIA H200", f"GPU-{n}", "9.0"),), driver="580")
+        for n in "ab"
+    )
+    assert one.digest() == other.digest()
+    assert one.host() != other.host()
+    assert one.host().endswith(", pa")
+    assert "GPU-" not in one.host()
+    assert msgspec.structs.replace(one, driver="581").digest() != one.digest()
+
+
 def test_a_torch_that_cannot_be_loaded_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     assert identity._torch() == ("UNKNOWN", "UNKNOWN", "UNKNOWN", None)

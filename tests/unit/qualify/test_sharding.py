@@ -46,3 +46,9 @@ def test_no_shard_of_the_full_scope_is_expected_to_pass_its_limit_and_no_long_ca
     assert max(map(sharding.seconds, parts)) <= 0.9 * SHARD_LIMIT_S
     assert sum(map(sharding.seconds, parts)) >= USUAL_S * sum(FULL.values())
     assert set(LONG_S) <= set(FULL), "a function that was renamed has lost its time"
+
+
+def test_of_the_full_scope_one_shard_only_waits() -> None:
+    assert [n for n in range(1, SHARDS + 1) if sharding.waits(FULL, f"{n}/{SHARDS}")] == [1]
+    assert set(FULL) >= sharding.WAITING
+    assert not sharding.waits(FULL, ""), "an undivided suite does everything"
