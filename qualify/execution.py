@@ -107,10 +107,15 @@ class Running:
         self._process.kill()
         self._watcher.join(GRACE_S)
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended by itself."""
+        return not self._watcher.is_alive()
+
     def outcome(self, limit_s: float) -> Outcome:
         """Wait for its end, at most until `limit_s` after its beginning, when it is ended; then look what it left."""
         self._watcher.join(max(0.0, self._started + limit_s - time.monotonic()))
-        over = not self._watcher.is_alive() and self._seconds <= limit_s
+        over = self.over and self._seconds <= limit_s
         left = leaked(self._marker, grace_s=GRACE_S if over else 0.0)
         self._process.kill()
         self._watcher.join(GRACE_S)

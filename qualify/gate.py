@@ -91,8 +91,7 @@ class Gate:
         with ExitStack() as stack:
             beside: list[Attempt] = []
             for part in chain:
-                if beside and part.session != beside[0].part.session:
-                    self._join(beside)
+                self._join(beside, wait=bool(beside) and part.session != beside[0].part.session)
                 after = whole.index(part) + 1
                 following = whole[after].title if after < len(whole) else "report"
                 if part.key in done:
@@ -104,14 +103,16 @@ class Gate:
                     beside.append(begun)
                 else:
                     self._part(part, following)
-            self._join(beside)
+            self._join(beside, wait=True)
         if self.profile is Profile.LANDING and self.spent_s > LANDING_LIMIT_S:
             print(f"this chain took {self.spent_s:.0f} s; a landing chain should take {LANDING_LIMIT_S:.0f}")
 
-    def _join(self, beside: list[Attempt]) -> None:
-        """Conclude what ran beside other shards; an infrastructure fault of it is tried again, then alone."""
-        while beside:
-            begun = beside.pop(0)
+    def _join(self, beside: list[Attempt], *, wait: bool) -> None:
+        """Conclude what ran beside other shards and is over, with `wait` all of it. An infrastructure fault of it is
+        tried again, then alone.
+        """
+        for begun in [one for one in beside if wait or one.running.over]:
+            beside.remove(begun)
             if not self._conclude(begun):
                 self._part(begun.part, begun.following)
 

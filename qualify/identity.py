@@ -57,6 +57,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     nccl: str
     driver: str
     devices: tuple[Device, ...]
+    interconnect: str
     distributions: Mapping[str, str]
     altered: tuple[str, ...]
 
@@ -110,6 +111,7 @@ def observe(site: Iterable[importlib.metadata.Distribution] | None = None) -> Ob
         nccl=_mapped_nccl(Path("/proc/self/maps").read_text(encoding="utf-8")),
         driver=driver,
         devices=devices,
+        interconnect=_interconnect(len(devices)),
         distributions={name: dist.version for name, dist in sorted(by_name.items())},
         altered=altered,
     )
@@ -196,6 +198,27 @@ def _nvml() -> tuple[str, tuple[Device, ...]]:
     return str(nvml.system_get_driver_version()), tuple(devices)
 
 
+def _interconnect(devices: int) -> str:
+    """How several GPUs are linked, in the words of the driver's own tool; "not used" for one or none."""
+    if devices < 2:
+        return NOT_USED
+    try:
+        return links(capture(["nvidia-smi", "topo", "-m"]).stdout)
+    except CommandError:
+        return UNKNOWN
+
+
+def links(topology: str) -> str:
+    """The kinds of link between any two GPUs, `NV18` say, from the matrix of `nvidia-smi topo -m`."""
+    rows = [
+        [word.strip() for word in line.split("\t")]
+        for line in topology.splitlines()
+        if re.match(r"GPU\d+\t", line)
+    ]
+    kinds = {word for row in rows for word in row[1 : 1 + len(rows)]} - {"X"}
+    return "+".join(sorted(kinds)) or UNKNOWN
+
+
 def lock_complaints(lock_text: str, installed: Mapping[str, str]) -> tuple[str, ...]:
     """How the installed distributions differ from a lock: missing, other version, not locked."""
     wanted: dict[str, str] = {}
@@ -257,6 +280,8 @@ def _hardware(cell: Cell, seen: Observed) -> list[str]:
         said.append(f"driver: the cell needs {cell.driver_min} or newer, this host has {seen.driver}")
     if len(seen.devices) != cell.devices:
         said.append(f"devices: the cell has {cell.devices}, this host shows {len(seen.devices)}")
+    if cell.devices > 1 and seen.interconnect != cell.interconnect:
+        said.append(f"interconnect: the cell says {cell.interconnect}, this host has {seen.interconnect}")
     for device in seen.devices:
         if device.name != cell.device_name or device.capability not in cell.compute_capabilities:
             wanted = f"{cell.device_name} of compute capability {' or '.join(cell.compute_capabilities)}"

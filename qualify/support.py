@@ -7,6 +7,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from qualify.identity import Binding
 from qualify.ledger import Entry, Record
 from qualify.phases import Status
 
@@ -87,29 +88,70 @@ def rows(ledgers: Mapping[str, Sequence[Record]], revisions: Mapping[str, str]) 
     return tuple(made)
 
 
+@dataclass(frozen=True)
+class Run:
+    """A session as one chain has it: the last record of each of its shards, or its one record."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def shards(self) -> int:
+        """How many shards it has, on record or not."""
+        return int(self.entries[-1].shard.rpartition("/")[2] or 1)
+
+    @property
+    def failed(self) -> Entry | None:
+        """A shard that is not PASS."""
+        return next((entry for entry in self.entries if entry.status is not Status.PASS), None)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every shard is there and has passed: one of six proves nothing about the other five."""
+        return self.failed is None and len(self.entries) == self.shards
+
+    def cited(self) -> str:
+        """The run in a few words."""
+        last, counts = self.entries[-1], [entry.counts for entry in self.entries if entry.counts]
+        passed, collected = sum(one.passed for one in counts), sum(one.collected for one in counts)
+        cases = f", {passed} of {collected} cases" if counts else ""
+        return f"{last.session} {last.status.value} {last.started[:10]} ({last.profile}{cases})"
+
+
+def runs(records: Sequence[Record], session: str) -> tuple[Run, ...]:
+    """Every run of a session in the order in which they ended: one for each chain that has a record of it."""
+    found: dict[tuple[Binding, str], dict[str, Entry]] = {}
+    for entry in (record.entry for record in records if record.entry.session == session):
+        chain = (entry.binding, entry.profile)
+        shards = found.pop(chain, {})
+        shards.pop(entry.shard, None)
+        found[chain] = {**shards, entry.shard: entry}
+    return tuple(Run(tuple(shards.values())) for shards in found.values())
+
+
 def judged(claim: Claim, records: Sequence[Record], revision: str) -> tuple[State, str]:
     """A claim's state on one cell and the reason.
 
-    validated: the last record of each session at this revision is PASS. unit only: its own sessions have not run at
-    this revision and the unit tests passed. historical: only another revision has a PASS.
+    validated: each session has a whole run at this revision, and nothing of its last run there failed. unit only: its
+    own sessions have no whole run at this revision, and the unit tests do. historical: only another revision has one.
     """
-    now = {record.entry.session: record.entry for record in records if record.entry.revision == revision}
-    found = [now[name] for name in claim.sessions if name in now]
-    if len(found) == len(claim.sessions) and all(entry.status is Status.PASS for entry in found):
-        return State.VALIDATED, "; ".join(map(_cited, found))
-    if failed := [entry for entry in found if entry.status is not Status.PASS]:
-        return State.UNVALIDATED, f"{failed[0].session}: {failed[0].status.value} at this revision"
-    if claim.unit and "unit" in now and now["unit"].status is Status.PASS:
-        return State.UNIT_ONLY, _cited(now["unit"])
-    old = [r.entry for r in records if r.entry.session in claim.sessions and r.entry.status is Status.PASS]
-    if old:
-        return State.HISTORICAL, f"{_cited(old[-1])} of revision {old[-1].revision[:12]}"
+    every = {name: runs(records, name) for name in {*claim.sessions, "unit"}}
+    now = {
+        name: [run for run in found if run.entries[-1].revision == revision] for name, found in every.items()
+    }
+    for name in claim.sessions:
+        if now[name] and (failed := now[name][-1].failed):
+            return State.UNVALIDATED, f"{name}: {failed.status.value} at this revision"
+    whole = {name: [run for run in now[name] if run.whole] for name in now}
+    if claim.sessions and all(whole[name] for name in claim.sessions):
+        return State.VALIDATED, "; ".join(whole[name][-1].cited() for name in claim.sessions)
+    if claim.unit and whole["unit"]:
+        return State.UNIT_ONLY, whole["unit"][-1].cited()
+    if old := [run for name in claim.sessions for run in every[name] if run.whole]:
+        return State.HISTORICAL, f"{old[-1].cited()} of revision {old[-1].entries[-1].revision[:12]}"
+    if parts := [now[name][-1] for name in claim.sessions if now[name]]:
+        run = parts[0]
+        return State.UNVALIDATED, f"{run.entries[-1].session}: {len(run.entries)} of {run.shards} shards"
     return State.UNVALIDATED, "no record"
-
-
-def _cited(entry: Entry) -> str:
-    counts = f", {entry.counts.passed} of {entry.counts.collected} cases" if entry.counts else ""
-    return f"{entry.session} {entry.status.value} {entry.started[:10]} ({entry.profile}{counts})"
 
 
 def table(matrix: Sequence[Row]) -> str:

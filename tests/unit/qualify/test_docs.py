@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,10 @@ def git(root: Path, *words: str) -> None:
     subprocess.run(["git", *who, *words], cwd=root, check=True, capture_output=True, timeout=60)
 
 
-def entry(session: str, status: Status, revision: str) -> Entry:
+def entry(session: str, status: Status, revision: str, shard: str = "") -> Entry:
     return Entry(
-        cell="cpu", lock="l", revision=revision, environment="e", profile="landing", session=session,
+        cell="cpu", lock="l", revision=revision, environment="e", session=session, shard=shard,
+        profile="qualifying" if shard else "landing",
         phase=Phase.STATIC_AND_UNIT_GATE, status=status, next_allowed_action="go on",
         blocker="none" if status is Status.PASS else "why", started="2026-01-01T00:00:00+00:00", seconds=1.0,
         counts=Counts(2, 2, 0, 0, 0, 0) if session in ("unit", "e2e") else None,
@@ -97,14 +99,38 @@ def test_text_without_a_generated_part_is_found(root: Path) -> None:
         ([("e2e", Status.PASS, "old"), ("e2e", Status.FAIL, "now")], State.UNVALIDATED),
         ([("e2e", Status.FAIL, "now"), ("e2e", Status.PASS, "now")], State.VALIDATED),
         ([("unit", Status.PASS, "now")], State.UNIT_ONLY),
+        # one shard is not the session; a whole landing run is, until something of a later run fails
+        ([("e2e", Status.PASS, "now", "1/2")], State.UNVALIDATED),
+        ([("e2e", Status.PASS, "now", "2/2"), ("e2e", Status.PASS, "now", "1/2")], State.VALIDATED),
+        ([("e2e", Status.PASS, "now", "1/2"), ("e2e", Status.PASS, "old", "2/2")], State.UNVALIDATED),
+        ([("e2e", Status.PASS, "old"), ("e2e", Status.PASS, "now", "1/2")], State.HISTORICAL),
+        ([("e2e", Status.PASS, "now"), ("e2e", Status.PASS, "now", "1/2")], State.VALIDATED),
+        ([("e2e", Status.PASS, "now"), ("e2e", Status.FAIL, "now", "1/2")], State.UNVALIDATED),
+        (
+            [("e2e", Status.FAIL, "now", "1/2"), ("e2e", Status.PASS, "now", "2/2")],
+            State.UNVALIDATED,
+        ),
+        (
+            [("e2e", Status.FAIL, "now", "1/2"), *(("e2e", Status.PASS, "now", f"{n}/2") for n in (1, 2))],
+            State.VALIDATED,
+        ),
     ],
 )
-def test_a_claim_is_what_its_records_make_it(records: list[tuple[str, Status, str]], state: State) -> None:
+def test_a_claim_is_what_its_records_make_it(records: list[tuple[Any, ...]], state: State) -> None:
     made: list[ledger.Record] = []
     for one in records:
         made.append(ledger.chained(entry(*one), made[-1] if made else None))
     claim = Claim("2", "text", ("cpu",), ("e2e",), unit=True)
     assert judged(claim, made, "now")[0] is state
+
+
+def test_a_run_in_shards_is_cited_with_the_cases_of_all_and_a_part_of_it_with_what_there_is() -> None:
+    made: list[ledger.Record] = []
+    for shard in ("1/2", "2/2"):
+        made.append(ledger.chained(entry("e2e", Status.PASS, "now", shard), made[-1] if made else None))
+    claim = Claim("2", "text", ("cpu",), ("e2e",))
+    assert judged(claim, made, "now")[1] == "e2e PASS 2026-01-01 (qualifying, 4 of 4 cases)"
+    assert judged(claim, made[:1], "now") == (State.UNVALIDATED, "e2e: 1 of 2 shards")
 
 
 def test_what_is_refused_is_unsupported_whatever_the_records_say() -> None:

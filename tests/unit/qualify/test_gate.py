@@ -250,6 +250,22 @@ def test_a_shard_that_only_waits_runs_beside_the_next_and_is_concluded_before_an
     assert verify.lacking(entries[:2], shards, cases, qualifying=True) == ()
 
 
+def test_a_waiting_shard_that_is_over_is_on_record_before_the_next_begins(
+    sharded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that an interruption of a later shard does not lose it."""
+    monkeypatch.setattr(chain, "SHARDS", 3)
+    gone = "    while psutil.pid_exists(int(pathlib.Path('.gate', 'began').read_text())): time.sleep(0.05)\n"
+    tests = BESIDE.replace("getpid()", "getppid()").replace("wait('other')", "pass") + gone
+    (sharded / "tests" / "e2e" / "test_a.py").write_text(f"import psutil\n{tests}def test_c_works(): pass\n")
+    cases = {f"tests/e2e/test_a.py::test_{name}": 1 for name in ("a_waits", "b_works", "c_works")}
+    (sharded / "qualify" / "cases" / "e2e_all.txt").write_text(expected.render(cases))
+    commit(sharded)
+    assert run(sharded, Profile.QUALIFYING).startswith("accuracy is BLOCKED")
+    shards = [record.entry.shard for record in ledger.read("cpu", sharded / "evidence")][8:-1]
+    assert shards == ["2/3", "1/3", "3/3"]
+
+
 def test_a_failure_ends_what_runs_beside_it_without_a_record(sharded: Path) -> None:
     (sharded / "tests" / "e2e" / "test_a.py").write_text(BESIDE + "    raise AssertionError\n")
     commit(sharded)

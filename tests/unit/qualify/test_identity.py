@@ -40,6 +40,7 @@ def seen(**changes: Any) -> Observed:
         "nccl": "2.29.7",
         "driver": "not used",
         "devices": (),
+        "interconnect": "not used",
         "distributions": LOCKED,
         "altered": (),
     }
@@ -110,6 +111,34 @@ def test_a_gpu_cell_wants_its_devices_driver_and_the_nccl_that_is_mapped(root: P
         0
     ].startswith("driver")
     assert "a: locked nowhere, installed 1.0" in reconcile(debt_free, seen(**right, devices=(device,)))
+
+
+TWO_LINKED = (
+    "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\x1b[0m\nGPU0\t X \tNV18\tSYS\t0-31\nGPU1\tNV18\t X \tPIX\t0-31\n"
+    "NIC0\tSYS\tPIX\t X \t\n\nLegend:\n\n  X    = Self\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("topology", "kinds"),
+    [
+        (TWO_LINKED, "NV18"),
+        (TWO_LINKED.replace("NV18", "SYS", 1), "NV18+SYS"),
+        ("", "UNKNOWN"),
+    ],
+)
+def test_the_link_between_gpus_is_the_matrix_of_the_drivers_tool(topology: str, kinds: str) -> None:
+    assert identity.links(topology) == kinds
+
+
+def test_a_cell_of_two_gpus_wants_their_link(root: Path) -> None:
+    two = msgspec.structs.replace(cells.load("h200x2"), vllm_artifacts="x", lock_sha256=None)
+    right = {"python": "3.12.3", "vllm_distribution": "vllm", "vllm_artifacts": "x", "driver": "580.159.04"}
+    devices = tuple(Device("NVIDIA H200", f"GPU-{n}", "9.0") for n in range(2))
+    assert reconcile(two, seen(**right, devices=devices, interconnect="NV18"), root) == ()
+    assert reconcile(two, seen(**right, devices=devices, interconnect="PHB"), root) == (
+        "interconnect: the cell says NV18, this host has PHB",
+    )
 
 
 def test_what_nobody_has_seen_blocks_a_gpu_cell() -> None:
