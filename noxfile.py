@@ -125,7 +125,7 @@ def audit(session: nox.Session) -> None:
 def e2e(session: nox.Session) -> None:
     """Real vLLM engines on the CPU: parity with native serving, faults, refusals. Arguments go to pytest.
 
-    `-- all` runs the whole chaos and topology matrices, too; `-- all --shard 1/6` a sixth of everything.
+    `-- all` runs the whole chaos and topology matrices, too; `-- all --shard 1/6` one of six parts of it.
     """
     options = session.posargs or ["tests/e2e", "--durations=20"]
     if options[0] == "all":

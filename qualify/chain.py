@@ -106,7 +106,11 @@ class Infrastructure:
     name: str
     sessions: frozenset[str]
     seen: re.Pattern[str]
+    unless: re.Pattern[str] | None = None
 
+
+FAILED_CASE = re.compile(r"^tests/\S+\.py [.sxX]*[FE]", re.MULTILINE)
+"""A case that had failed when pytest was ended, in its line of progress: that is the project's, whatever came after."""
 
 INFRASTRUCTURE = (
     Infrastructure(
@@ -122,6 +126,7 @@ INFRASTRUCTURE = (
         "interrupted",
         frozenset(),
         re.compile(r"^nox > Command .* failed with exit code -(?:2|15)$", re.MULTILINE),
+        FAILED_CASE,
     ),
 )
 
@@ -129,6 +134,7 @@ INFRASTRUCTURE = (
 def infrastructure(session: str, log: str) -> str | None:
     """The name of the infrastructure fault that a failed session's log shows, if it is one of the listed."""
     for fault in INFRASTRUCTURE:
-        if (not fault.sessions or session in fault.sessions) and fault.seen.search(log):
+        applies = not fault.sessions or session in fault.sessions
+        if applies and fault.seen.search(log) and not (fault.unless and fault.unless.search(log)):
             return fault.name
     return None

@@ -28,6 +28,9 @@ MARKER = "AFD_GATE_RUN"
 METRICS = "AFD_GATE_METRICS"
 DIGESTS = "AFD_GATE_DIGESTS"
 GRACE_S = 10.0
+LOOK_S = 1.0
+"""How often a part's descendants are looked at while it runs."""
+
 _Value = TypeVar("_Value", float, str)
 _SHARED = Path("/dev/shm")  # noqa: S108
 
@@ -84,6 +87,7 @@ class Running:
         self._folder, self._marker, self._before = folder, secrets.token_hex(8), _shared_files()
         self._status: int | None = None
         self._seconds = 0.0
+        self._seen: dict[int, psutil.Process] = {}
         self._started = time.monotonic()
         with (folder / "log.txt").open("wb") as out:
             self._process = subprocess.Popen(
@@ -103,7 +107,7 @@ class Running:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        leaked(self._marker, grace_s=0.0)
+        leaked(self._marker, self._seen, grace_s=0.0)
         self._process.kill()
         self._watcher.join(GRACE_S)
 
@@ -116,7 +120,7 @@ class Running:
         """Wait for its end, at most until `limit_s` after its beginning, when it is ended; then look what it left."""
         self._watcher.join(max(0.0, self._started + limit_s - time.monotonic()))
         over = self.over and self._seconds <= limit_s
-        left = leaked(self._marker, grace_s=GRACE_S if over else 0.0)
+        left = leaked(self._marker, self._seen, grace_s=GRACE_S if over else 0.0)
         self._process.kill()
         self._watcher.join(GRACE_S)
         content = (self._folder / "log.txt").read_bytes()
@@ -132,8 +136,12 @@ class Running:
         )
 
     def _watch(self) -> None:
-        # lint: allow waiting: `outcome` bounds it and then ends the process
-        self._status = self._process.wait()
+        while self._status is None:  # `outcome` bounds it and then ends the process
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(self._process.pid).children(recursive=True):
+                    self._seen.setdefault(child.pid, child)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._status = self._process.wait(LOOK_S)
         self._seconds = time.monotonic() - self._started
 
 
@@ -143,10 +151,12 @@ def run(part: Part, folder: Path, root: Path, limit_s: float, python: str = sys.
         return running.outcome(limit_s)
 
 
-def leaked(marker: str, grace_s: float) -> tuple[str, ...]:
-    """Every process that carries the marker and is still there after a grace; ends them and names them."""
+def leaked(marker: str, seen: Mapping[int, psutil.Process], grace_s: float) -> tuple[str, ...]:
+    """End and name every process that is still there after a grace and carries the marker, or was seen to descend from
+    the part: vLLM's titles overwrite the environment, and with it the marker.
+    """
     deadline = time.monotonic() + grace_s
-    while (left := _marked(marker)) and time.monotonic() < deadline:
+    while (left := _remaining(marker, seen)) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.2)
     names = []
     for process in left:
@@ -155,6 +165,16 @@ def leaked(marker: str, grace_s: float) -> tuple[str, ...]:
             process.kill()
     psutil.wait_procs(left, timeout=GRACE_S)
     return tuple(names)
+
+
+def _remaining(marker: str, seen: Mapping[int, psutil.Process]) -> list[psutil.Process]:
+    found = {process.pid: process for process in _marked(marker)}
+    for pid, process in seen.items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # `is_running` knows a number that another process has by now
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found[pid] = process
+    return list(found.values())
 
 
 def _marked(marker: str) -> list[psutil.Process]:

@@ -129,17 +129,24 @@ class Gate:
 
     def _part(self, part: Part, following: str) -> None:
         self._check(part)
-        first = self._attempts(part) + 1
-        for number in range(first, first + ATTEMPTS):
-            begun = self._begin(part, number, following)
+        while self._excused(part) < ATTEMPTS:
+            begun = self._begin(part, self._attempts(part) + 1, following)
             with begun.running:
                 if self._conclude(begun):
                     return
         raise Refused(f"{part.title} is FAIL after {ATTEMPTS} attempts at the same infrastructure fault")
 
-    def _attempts(self, part: Part) -> int:
+    def _failures(self, part: Part) -> list[Entry]:
         before = verify.of(ledger.read(self.cell.name, self.directory), self.binding, self.profile)
-        mine = [entry for entry in before if entry.key == part.key and entry.status is Status.FAIL]
+        return [entry for entry in before if entry.key == part.key and entry.status is Status.FAIL]
+
+    def _excused(self, part: Part) -> int:
+        """How often infrastructure made it fail since it last failed by itself, over all runs of the gate."""
+        causes = [entry.cause for entry in self._failures(part)]
+        return next((age for age, cause in enumerate(reversed(causes)) if cause is None), len(causes))
+
+    def _attempts(self, part: Part) -> int:
+        mine = self._failures(part)
         if self.profile is Profile.QUALIFYING and any(entry.cause is None for entry in mine):
             raise Refused(f"{part.title} failed at this revision; that stands until the revision is another")
         return len(mine)

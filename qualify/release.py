@@ -12,11 +12,11 @@ import argparse
 import hashlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qualify import docs, identity, ledger, revision, sbom, verify
-from qualify.cells import ROOT, Cell, load
+from qualify.cells import CELLS, ROOT, Cell, load, parse
 from qualify.chain import Profile
 from qualify.package import mirrored, project_version
 from qualify.process import CommandError, capture
@@ -74,6 +74,25 @@ def evidence_complaints(cell: Cell, head: str | None, root: Path = ROOT) -> tupl
     return (*verdict.faults, *verdict.missing)
 
 
+def other_complaints(heads: Mapping[str, str], root: Path = ROOT) -> tuple[str, ...]:
+    """Why the ledgers of the other cells do not carry what the documents say of them: each that has records must end in
+    the head that the tag carries, and be what git has seen it grow to.
+    """
+    said: list[str] = []
+    for name in parse((root / CELLS.relative_to(ROOT)).read_text(encoding="utf-8")):
+        path = ledger.path_of(name, root / "evidence")
+        content = path.read_bytes() if path.is_file() else b""
+        records = ledger.decode(content, path.name)
+        if name == CELL or not records:
+            continue
+        if name not in heads:
+            said.append(f"the tag carries no line `evidence-head {name}: HASH`")
+        elif records[-1].hash != heads[name]:
+            said.append(f"{path.name} does not end in the head that the tag carries")
+        said += [*verify.rewritten(content, ledger.histories(path, root)), *verify.foreign(records, name)]
+    return tuple(said)
+
+
 def artifact_complaints(version: str, root: Path = ROOT) -> tuple[str, ...]:
     """What is wrong with `dist/`: a file too many, one missing, or a sum that is not the file's."""
     folder = root / "dist"
@@ -111,6 +130,7 @@ def check(tag: str, root: Path = ROOT) -> tuple[str, ...]:
     tag_said, heads = tag_complaints(tag, version, cell.vllm, root)
     said += tag_said
     said += evidence_complaints(cell, heads.get(cell.name), root)
+    said += other_complaints(heads, root)
     said += [str(finding) for finding in docs.stale(root)]
     page = (root / docs.SUPPORT).read_text(encoding="utf-8") if (root / docs.SUPPORT).is_file() else ""
     if f"Revision `{revision.revision(root)}`" not in page:

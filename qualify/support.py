@@ -7,6 +7,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from qualify.chain import Profile
 from qualify.identity import Binding
 from qualify.ledger import Entry, Record
 from qualify.phases import Status
@@ -16,6 +17,7 @@ class State(str, enum.Enum):
     """How well a claim is founded."""
 
     VALIDATED = "validated"
+    LANDING = "landing"
     UNIT_ONLY = "unit only"
     UNVALIDATED = "unvalidated"
     UNSUPPORTED = "unsupported"
@@ -100,6 +102,11 @@ class Run:
         return int(self.entries[-1].shard.rpartition("/")[2] or 1)
 
     @property
+    def qualifying(self) -> bool:
+        """Whether it is of the profile that supports a release."""
+        return self.entries[-1].profile == Profile.QUALIFYING.value
+
+    @property
     def failed(self) -> Entry | None:
         """A shard that is not PASS."""
         return next((entry for entry in self.entries if entry.status is not Status.PASS), None)
@@ -117,6 +124,19 @@ class Run:
         return f"{last.session} {last.status.value} {last.started[:10]} ({last.profile}{cases})"
 
 
+def _standing(records: Sequence[Record], session: str, revision: str) -> Entry | None:
+    """A failure of the project itself in a qualifying run of this revision; no later run makes it undone."""
+    for entry in (record.entry for record in records):
+        of_it = (entry.session, entry.revision, entry.profile) == (
+            session,
+            revision,
+            Profile.QUALIFYING.value,
+        )
+        if of_it and entry.status is Status.FAIL and entry.cause is None:
+            return entry
+    return None
+
+
 def runs(records: Sequence[Record], session: str) -> tuple[Run, ...]:
     """Every run of a session in the order in which they ended: one for each chain that has a record of it."""
     found: dict[tuple[Binding, str], dict[str, Entry]] = {}
@@ -131,19 +151,24 @@ def runs(records: Sequence[Record], session: str) -> tuple[Run, ...]:
 def judged(claim: Claim, records: Sequence[Record], revision: str) -> tuple[State, str]:
     """A claim's state on one cell and the reason.
 
-    validated: each session has a whole run at this revision, and nothing of its last run there failed. unit only: its
-    own sessions have no whole run at this revision, and the unit tests do. historical: only another revision has one.
+    validated: each session has a whole qualifying run at this revision; landing: a whole run, but of the diagnostic
+    profile. Neither with a failure there: in the last run, or in a qualifying one, where it stands. unit only: its own
+    sessions have no whole run at this revision, and the unit tests do. historical: only another revision has one.
     """
     every = {name: runs(records, name) for name in {*claim.sessions, "unit"}}
     now = {
         name: [run for run in found if run.entries[-1].revision == revision] for name, found in every.items()
     }
     for name in claim.sessions:
-        if now[name] and (failed := now[name][-1].failed):
+        if now[name] and (failed := now[name][-1].failed or _standing(records, name, revision)):
             return State.UNVALIDATED, f"{name}: {failed.status.value} at this revision"
     whole = {name: [run for run in now[name] if run.whole] for name in now}
     if claim.sessions and all(whole[name] for name in claim.sessions):
-        return State.VALIDATED, "; ".join(whole[name][-1].cited() for name in claim.sessions)
+        last = [
+            next((run for run in whole[name] if run.qualifying), whole[name][-1]) for name in claim.sessions
+        ]
+        state = State.VALIDATED if all(run.qualifying for run in last) else State.LANDING
+        return state, "; ".join(run.cited() for run in last)
     if claim.unit and whole["unit"]:
         return State.UNIT_ONLY, whole["unit"][-1].cited()
     if old := [run for name in claim.sessions for run in every[name] if run.whole]:

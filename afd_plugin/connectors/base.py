@@ -18,10 +18,11 @@ method                caller     when
 ====================  =========  ==========================================================================
 
 Order is by (step, unit, stage) and is the caller's promise: both ends follow ``plan.schedule``. Shapes, dtypes and
-devices are checked where tensors enter; the header of each message is checked where it arrives. Arenas are allocated in
-the constructor from the maximum row count, so memory does not grow with the shapes a service sees. Tensors that
-``recv_hidden`` and ``recv_output`` return may be views of an arena: they stay valid until the next exchange of the same
-stage is received.
+devices are checked where tensors enter. What names a message is checked where it arrives: step, unit, stage and rows
+over sockets, unit and rows by CUDA IPC; NCCL's messages carry nothing of the kind and rely on the order. Arenas are
+allocated in the constructor from the maximum row count, so memory does not grow with the shapes a service sees. Tensors
+that ``recv_hidden`` and ``recv_output`` return may be views of an arena: they stay valid until the next exchange of the
+same stage is received.
 
 A *stream-ordered* connector (CUDA) enqueues its work on the caller's current stream and returns at once: its tensors
 hold data once the stream has come that far, its calls may be captured in a CUDA graph, and a failure shows in ``check``

@@ -9,7 +9,10 @@ listens on a socket that the FFN leader bound itself: the port is advertised, ne
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout  # the built-in one only since Python 3.11
 from datetime import timedelta
 
 import torch
@@ -20,7 +23,7 @@ from afd_plugin.config import LinkSettings
 from afd_plugin.connectors.base import ConnectorShape
 from afd_plugin.connectors.host import FFN_PEER, HostConnector
 from afd_plugin.connectors.stream import listening
-from afd_plugin.errors import PeerLost
+from afd_plugin.errors import PeerLost, RendezvousTimeout
 
 _STORE_KEY = "gloo_store"
 
@@ -40,14 +43,35 @@ class GlooAFDConnector(HostConnector):
 
     def connect(self, data: Mapping[str, str]) -> None:
         host, port = data[_STORE_KEY].split()
-        group = stateless_init_torch_distributed_process_group(
-            host=host,
-            port=int(port),
-            rank=FFN_PEER if self.shape.lane is None else 1 + self.shape.lane,
-            world_size=1 + self.shape.lanes,
-            backend="gloo",
-            listen_socket=self._listener,
-        )
+        joined: Future[object] = Future()
+
+        def join() -> None:
+            try:
+                joined.set_result(
+                    stateless_init_torch_distributed_process_group(
+                        host=host,
+                        port=int(port),
+                        rank=FFN_PEER if self.shape.lane is None else 1 + self.shape.lane,
+                        world_size=1 + self.shape.lanes,
+                        backend="gloo",
+                        listen_socket=self._listener,
+                    )
+                )
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+                joined.set_exception(error)
+
+        # vLLM's call has no bound of ours, so it runs where its end is not waited for longer than that
+        threading.Thread(target=join, name="afd-gloo", daemon=True).start()
+        bound = self.settings.rendezvous_timeout_s
+        try:
+            group = joined.result(bound)
+        except FutureTimeout:
+            raise RendezvousTimeout(
+                f"the gloo group of {1 + self.shape.lanes} ends did not form within {bound:g} s "
+                "(AFD_RENDEZVOUS_TIMEOUT)."
+            ) from None
+        except RuntimeError as error:
+            raise RendezvousTimeout(f"the gloo group did not form: {str(error).splitlines()[0]}") from error
         if not isinstance(group, ProcessGroup):
             raise TypeError(f"vLLM returned {type(group)} for a stateless group")
         self._group = group

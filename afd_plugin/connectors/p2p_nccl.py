@@ -104,6 +104,8 @@ class P2pNcclAFDConnector(AFDConnector):
         self._requests: Direction | None = None
         self._answers: Direction | None = None
         self._aborted = False
+        self._ending = threading.Lock()
+        self._aborts: list[threading.Thread] | None = None
 
     def offer(self) -> dict[str, str]:
         return self._meeting.offer()
@@ -297,17 +299,20 @@ class P2pNcclAFDConnector(AFDConnector):
     def _destroy(self) -> None:
         """Abort both communicators, after the seal of every step that is not over.
 
-        vLLM's abort can wait for kernels of the other one, so both run side by side; each is bounded by vLLM.
+        vLLM's abort can wait for kernels of the other one, so both run side by side; each is bounded by vLLM. The
+        monitor's abort and the main thread's close may come at once: the second waits for the first's.
         """
-        self._seal.fill_(_BROKEN)
-        aborts = [
-            threading.Thread(target=one.communicator.destroy, daemon=True)
-            for one in (self._requests, self._answers)
-            if one is not None
-        ]
-        for thread in aborts:
-            thread.start()
-        for thread in aborts:
+        with self._ending:
+            self._seal.fill_(_BROKEN)
+            if self._aborts is None:
+                self._aborts = [
+                    threading.Thread(target=one.communicator.destroy, daemon=True)
+                    for one in (self._requests, self._answers)
+                    if one is not None
+                ]
+                for thread in self._aborts:
+                    thread.start()
+        for thread in self._aborts:
             thread.join(_ABORT_S)
 
 

@@ -61,8 +61,11 @@ class TcpAFDConnector(HostConnector):
             raise ProtocolError("connect came before offer; nothing listens on the data plane.")
         deadline = time.monotonic() + self.settings.rendezvous_timeout_s
         while len(self._streams) < self.shape.lanes:
-            self._listener.settimeout(max(0.001, deadline - time.monotonic()))
             try:
+                # callers who are not wanted do not extend the wait
+                if (left := deadline - time.monotonic()) <= 0:
+                    raise TimeoutError
+                self._listener.settimeout(left)
                 connection, _ = self._listener.accept()
             except TimeoutError:
                 missing = [lane for lane in range(self.shape.lanes) if 1 + lane not in self._streams]

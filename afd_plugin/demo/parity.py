@@ -115,13 +115,17 @@ def _largest_difference(ours: Generation, theirs: Generation) -> float:
     tokens = zip(ours.token_ids, theirs.token_ids, strict=True)
     for (mine, yours), (one, other) in zip(tokens, _positions(ours, theirs), strict=True):
         left, right = dict(one), dict(other)
-        largest = max(largest, _difference(left, right), _difference(right, left))
+        largest = max(largest, logprob_difference(left, right), logprob_difference(right, left))
         if mine != yours:
             break
     return largest
 
 
-def _difference(left: Mapping[int, float], right: Mapping[int, float]) -> float:
+def logprob_difference(left: Mapping[int, float], right: Mapping[int, float]) -> float:
+    """By how much the entries of `left` (log probability by token id) differ from `right`'s at least.
+
+    A token that `right` does not list was there at most as likely as the least that it does list.
+    """
     least = min(right.values())
     return max(
         abs(value - right[token]) if token in right else max(0.0, value - least)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-ENGINE_PROCESS = "VLLM::"
-"""In the titles of vLLM's engine cores and workers."""
+ENGINE_PROCESSES = ("::EngineCore", "::Worker")
+"""In the titles of vLLM's engine cores and workers, whatever `VLLM_PROCESS_NAME_PREFIX` puts before them."""
 
 
 class Losses:
@@ -31,7 +31,11 @@ class Losses:
 
     def overdue(self, serving: Mapping[int, str], alive: Collection[int], now: float) -> str:
         """The engine processes of ``serving`` (names by number) that have been gone for too long; empty if none."""
-        lost = [name for pid, name in serving.items() if pid not in alive and ENGINE_PROCESS in name]
+        lost = [
+            name
+            for pid, name in serving.items()
+            if pid not in alive and any(mark in name for mark in ENGINE_PROCESSES)
+        ]
         if not lost:
             self._since = None
         elif self._since is None:

@@ -53,7 +53,8 @@ class Recorder:
 
     def stage(self, stage: Stage, host: Host) -> bool:
         """Run the parts of a stage side by side; whether all of them passed."""
-        host = replace(host, settings={**stage.settings, **host.settings})
+        beside = {"beside": True} if len(stage.parts) > 1 else {}
+        host = replace(host, settings={**beside, **stage.settings, **host.settings})
         # what should take longer than is left may still fit; what is hopeless is not begun
         if host.left() < min(stage.seconds, 60.0):
             for name in stage.parts:

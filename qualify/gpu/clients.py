@@ -84,7 +84,10 @@ def clients(host: Host) -> dict[str, Any]:
         "same_batches": same_steps,
         "attention": {key: status[key] for key in ("steps", "graph_steps", "tokens", "exchanges")},
         "exit_codes": codes,
-        "passed": agreement.exact and mine["partial_prefill_steps"] > 0 and all(same_steps.values()),
+        "passed": agreement.exact
+        and mine["partial_prefill_steps"] > 0
+        and all(same_steps.values())
+        and all(code == 0 for one in codes for code in one.values()),
     }
 
 

@@ -20,6 +20,9 @@ from qualify.gpu.workloads import compare
 BOUND_S = 15.0
 """The failure timeout (10 s) and what an engine core needs to end after its worker did."""
 
+FREED_S, FREED_MIB = 20.0, 1024
+"""How soon after a loss the GPU's memory is free again, and what may be left (an MPS server's contexts)."""
+
 PREFILLS = 1000
 
 
@@ -55,8 +58,8 @@ def faults(host: Host) -> dict[str, Any]:
     finally:
         for engine in pairs.values():
             engine.close(graceful=False)
-    time.sleep(2.0)
-    outcome["memory_mib_after"] = memory_used()
+    # what runs beside this part has memory of its own
+    outcome["memory_freed"] = _freed(outcome, before) if not host.setting("beside", False) else "not judged"
     engines = [native("fault-native", model, options, host.logs)]
     try:
         engines += [started(connector, "again") for connector in connectors(host)]
@@ -74,9 +77,24 @@ def faults(host: Host) -> dict[str, Any]:
     struck = [value for key, value in outcome.items() if " without " in key]
     outcome["passed"] = (
         all(agreement.exact for agreement in again)
+        and all(code == 0 for codes in outcome["next_start"]["exit_codes"] for code in codes.values())
+        and all(one["both_alive_before"] for one in struck)
         and all(one["seconds"] <= BOUND_S and one["survivor_exit_code"] not in (0, None) for one in struck)
+        and outcome["memory_freed"]
     )  # fmt: skip
     return outcome
+
+
+def _freed(outcome: dict[str, Any], before: Sequence[int]) -> bool:
+    """Whether the GPUs have within a while what they had before, but for what a daemon's server keeps."""
+    deadline = time.monotonic() + FREED_S
+    while True:
+        after = outcome["memory_mib_after"] = memory_used()
+        if all(now <= once + FREED_MIB for once, now in zip(before, after, strict=True)):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
 
 
 def _killed(engine: Engine, victim: str) -> dict[str, Any]:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from afd_plugin.demo.parity import logprob_difference
 
 PARITY_PROMPTS = 64
 PARITY_TOKENS = 64
@@ -55,7 +58,7 @@ class Agreement:
 
 
 def compare(first: Sequence[Row], second: Sequence[Row]) -> Agreement:
-    """Compare rows of ``{"tokens": [...], "logprobs": [[[token, value], ...], ...]}``."""
+    """Compare rows of ``{"tokens": [...], "logprobs": [[[token, value], ...], ...]}``; ValueError for no answer."""
     if len(first) != len(second):
         raise ValueError(f"{len(first)} answers against {len(second)}")
     equal_lists = tokens = equal_tokens = entries = equal_entries = 0
@@ -68,14 +71,14 @@ def compare(first: Sequence[Row], second: Sequence[Row]) -> Agreement:
         upto = next((index for index, equal in enumerate(same) if not equal), len(same) - 1) + 1
         positions = zip(mine["logprobs"][:upto], theirs["logprobs"][:upto], strict=True)
         for position, (one, other) in enumerate(positions):
-            known = dict(map(tuple, other))
-            for token, value in one:
-                entries += 1
-                equal_entries += known.get(token) == value
-                if token in known:
-                    difference = abs(known[token] - value)
-                    largest = max(largest, difference)
-                    largest_first = largest_first if position else max(largest_first, difference)
+            left, right = dict(map(tuple, one)), dict(map(tuple, other))
+            if not all(map(math.isfinite, (*left.values(), *right.values()))):
+                raise ValueError("a log probability is not finite")
+            entries += len(left)
+            equal_entries += sum(right.get(token) == value for token, value in left.items())
+            difference = max(logprob_difference(left, right), logprob_difference(right, left))
+            largest = max(largest, difference)
+            largest_first = largest_first if position else max(largest_first, difference)
     return Agreement(
         len(first), equal_lists, tokens, equal_tokens, entries, equal_entries, largest, largest_first
     )

@@ -34,13 +34,14 @@ class FailureGuard:
         self._disarmed = threading.Event()
 
     def failed(self, error: AFDError) -> None:
-        """Record ``error`` with the launcher, unblock the data plane, and end the process after the grace."""
+        """Record ``error`` with the launcher, unblock the data plane, and end the process a grace after this call."""
         if self._disarmed.is_set():
             return
         logger.error("AFD: %s", error.line())
         report.failure(error)
-        self._abort()
+        # first, because an abort of NCCL can take seconds of its own
         threading.Thread(target=self._end, args=(error,), name="afd-failure-guard", daemon=True).start()
+        self._abort()
 
     def disarm(self) -> None:
         """The process is ending on its own; nothing needs to be forced any more."""

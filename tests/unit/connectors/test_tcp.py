@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -64,6 +67,29 @@ def test_a_lane_that_never_comes_is_named_and_nothing_listens_afterwards() -> No
     with pytest.raises(RendezvousTimeout, match="cannot be reached"):
         first.connect(data)
     first.close()
+
+
+def test_callers_who_are_not_wanted_do_not_extend_the_wait_for_a_lane() -> None:
+    (ffn, _) = ends(1, LinkSettings(token="t", rendezvous_timeout_s=1.0))
+    host, port = ffn.offer()["tcp"].split()
+    over = threading.Event()
+
+    def call() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(RendezvousTimeout, match=r"lanes \[0\] did not join"):
+            ffn.connect({})
+        assert time.monotonic() - began < 10
+    finally:
+        over.set()
+        caller.join(10)
+        ffn.close()
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_generated_text_agrees_with_its_records(root: Path) -> None:
     commit(root)
     assert list(stale(root)) == []
     page = (root / "README.md").read_text()
-    assert "| cpu | validated | e2e PASS 2026-01-01 (landing, 2 of 2 cases) |" in page
+    assert "| cpu | landing | e2e PASS 2026-01-01 (landing, 2 of 2 cases) |" in page
 
 
 def test_a_claim_made_by_hand_is_found(root: Path) -> None:
@@ -94,17 +94,17 @@ def test_text_without_a_generated_part_is_found(root: Path) -> None:
     ("records", "state"),
     [
         ([], State.UNVALIDATED),
-        ([("e2e", Status.PASS, "now")], State.VALIDATED),
+        ([("e2e", Status.PASS, "now")], State.LANDING),
         ([("e2e", Status.PASS, "old")], State.HISTORICAL),
         ([("e2e", Status.PASS, "old"), ("e2e", Status.FAIL, "now")], State.UNVALIDATED),
-        ([("e2e", Status.FAIL, "now"), ("e2e", Status.PASS, "now")], State.VALIDATED),
+        ([("e2e", Status.FAIL, "now"), ("e2e", Status.PASS, "now")], State.LANDING),
         ([("unit", Status.PASS, "now")], State.UNIT_ONLY),
         # one shard is not the session; a whole landing run is, until something of a later run fails
         ([("e2e", Status.PASS, "now", "1/2")], State.UNVALIDATED),
         ([("e2e", Status.PASS, "now", "2/2"), ("e2e", Status.PASS, "now", "1/2")], State.VALIDATED),
         ([("e2e", Status.PASS, "now", "1/2"), ("e2e", Status.PASS, "old", "2/2")], State.UNVALIDATED),
         ([("e2e", Status.PASS, "old"), ("e2e", Status.PASS, "now", "1/2")], State.HISTORICAL),
-        ([("e2e", Status.PASS, "now"), ("e2e", Status.PASS, "now", "1/2")], State.VALIDATED),
+        ([("e2e", Status.PASS, "now"), ("e2e", Status.PASS, "now", "1/2")], State.LANDING),
         ([("e2e", Status.PASS, "now"), ("e2e", Status.FAIL, "now", "1/2")], State.UNVALIDATED),
         (
             [("e2e", Status.FAIL, "now", "1/2"), ("e2e", Status.PASS, "now", "2/2")],
@@ -112,8 +112,10 @@ def test_text_without_a_generated_part_is_found(root: Path) -> None:
         ),
         (
             [("e2e", Status.FAIL, "now", "1/2"), *(("e2e", Status.PASS, "now", f"{n}/2") for n in (1, 2))],
-            State.VALIDATED,
+            State.UNVALIDATED,
         ),
+        # a failure of a qualifying run stands, whatever a landing run says after it
+        ([("e2e", Status.FAIL, "now", "1/2"), ("e2e", Status.PASS, "now")], State.UNVALIDATED),
     ],
 )
 def test_a_claim_is_what_its_records_make_it(records: list[tuple[Any, ...]], state: State) -> None:

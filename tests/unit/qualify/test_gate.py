@@ -162,6 +162,19 @@ def test_a_process_left_behind_fails_the_session_and_is_ended(project: Path) -> 
     assert len(left) == 1
 
 
+def test_a_process_left_behind_that_overwrote_its_environment_is_found_by_its_descent(project: Path) -> None:
+    """As vLLM's workers do with their titles."""
+    (project / "lint.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "bare = {'PATH': os.environ['PATH'], 'LEFT': 'yes'}\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], env=bare, start_new_session=True,\n"
+        "    stdout=subprocess.DEVNULL)\n"
+        "time.sleep(3)\n"
+    )
+    commit(project)
+    assert "lint is FAIL:\n  left a process behind: python" in run(project)
+
+
 def test_a_session_that_changes_the_tree_fails(project: Path) -> None:
     (project / "lint.py").write_text("open('noxfile.py', 'a').write('# more\\n')\n")
     commit(project)
@@ -274,6 +287,16 @@ def test_a_failure_ends_what_runs_beside_it_without_a_record(sharded: Path) -> N
     assert not psutil.pid_exists(int((sharded / ".gate" / "began").read_text()))
 
 
+def test_an_infrastructure_fault_is_tried_three_times_in_all_however_often_the_gate_is_called(
+    project: Path,
+) -> None:
+    (project / "lint.py").write_text("import sys\nsys.exit('OSError: [Errno 28] No space left on device')\n")
+    commit(project)
+    for _ in range(2):
+        assert "after 3 attempts" in run(project, Profile.QUALIFYING)
+    assert statuses(project) == [("", Status.PASS), *[("lint", Status.FAIL)] * 3, ("", Status.PASS)]
+
+
 def test_an_identity_that_is_not_the_cells_blocks_before_anything_runs(project: Path) -> None:
     with pytest.raises(Refused, match="FREEZE_IDENTITY is BLOCKED"):
         make(project).open(["torch: the cell says 2.13.0, this environment has 2.12.0"])
@@ -284,6 +307,9 @@ def test_infrastructure_faults_belong_to_their_sessions() -> None:
     assert infrastructure("package", "ReadTimeoutError(...)") == "index-unreachable"
     assert infrastructure("unit", "ReadTimeoutError(...)") is None
     assert infrastructure("unit", "AssertionError") is None
+    ended = "nox > Command python -m pytest tests/e2e failed with exit code -15\n"
+    assert infrastructure("e2e", f"tests/e2e/test_a.py ..s.\n{ended}") == "interrupted"
+    assert infrastructure("e2e", f"tests/e2e/test_a.py ..F.\n{ended}") is None, "a case had failed before"
     assert infrastructure("unit", "nox > Command pytest failed with exit code 1") is None
 
 

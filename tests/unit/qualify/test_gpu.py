@@ -43,6 +43,20 @@ def test_after_the_first_differing_token_nothing_is_compared() -> None:
     assert agreement.logprobs == 2  # the third position follows different texts
 
 
+def test_tokens_that_only_one_side_lists_count_with_the_least_they_can_differ_by() -> None:
+    """Lists of candidates that have nothing in common are no agreement."""
+    agreement = workloads.compare(
+        [{"tokens": [4], "logprobs": [[[4, -0.1], [5, -3.0]]]}],
+        [{"tokens": [4], "logprobs": [[[8, -1.0], [9, -2.0]]]}],
+    )
+    assert agreement.largest_first_difference == pytest.approx(2.0)
+
+
+def test_a_logprob_that_is_not_finite_is_no_agreement() -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        workloads.compare(_rows(([4], [float("nan")])), _rows(([4], [-1.0])))
+
+
 def test_missing_answers_are_an_error_and_not_an_agreement() -> None:
     with pytest.raises(ValueError, match="1 answers against 0"):
         workloads.compare(_rows(([4], [-1.0])), [])

@@ -120,8 +120,9 @@ def test_names_of_folders_stay_out_of_the_evidence() -> None:
 
 
 def test_what_may_differ_from_native_is_judged_within_its_spread_and_nothing_else() -> None:
-    agreements = [{"largest_first_difference": 0.25}]
-    base = {"agreements": agreements, "exact": False, "tolerance": 0.5}
+    agreements = [{"largest_first_difference": 0.25, "equal_tokens": 90}]
+    ended = {"exit_codes": [{"a": 0, "a-ffn": 0}], "ffn": {"replays": 7}}
+    base = {"agreements": agreements, "exact": False, "tolerance": 0.5, "tokens_wanted": 90, **ended}
     split = {"attention": {"device_steps": {"eager": [3, 3], "replayed": [0, 0]}}}
     whole = {"attention": {"device_steps": {"eager": [3], "replayed": [0]}}}
     assert not parity.as_promised({"case": "qwen3-moe-graph-gate-ffn", **base, **whole})
@@ -129,6 +130,14 @@ def test_what_may_differ_from_native_is_judged_within_its_spread_and_nothing_els
     assert parity.as_promised({"case": "qwen3-moe-graph-gate-ffn-shards2", **base, **whole})
     assert not parity.as_promised({"case": "x-shards2", **base, **whole, "tolerance": 0.1})
     assert not parity.as_promised({"case": "x-engines2", **base, **whole})
+    assert not parity.as_promised({"case": "x-shards2", **base, **whole, "tokens_wanted": 91}), "a later step"
+    exact = {**base, **whole, "exact": True}
+    assert parity.as_promised({"case": "v2-graph-gate-ffn", **exact})
+    assert not parity.as_promised(
+        {"case": "v2-graph-gate-ffn", **exact, "exit_codes": [{"a": 0, "a-ffn": -9}]}
+    )
+    assert not parity.as_promised({"case": "v2-graph-gate-ffn", **exact, "ffn": {"replays": 0}})
+    assert parity.as_promised({"case": "v2-eager-gate-ffn", **exact, "ffn": {"replays": 0}})
     never_split = {"attention": {"device_steps": {"eager": [3, 0], "replayed": [9, 0]}}}
     assert not parity.as_promised({"case": "x-dbo", **base, **never_split})
     uncounted = {"attention": {"device_steps": {"eager": [], "replayed": []}}}

@@ -8,6 +8,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from qualify import __main__ as command
@@ -138,6 +139,31 @@ def test_missing_cut_and_foreign_evidence_is_refused(root: Path) -> None:
     assert any("docs/support.md is not of this revision" in line for line in said)
     git(root, "tag", "-f", "-a", "v0.28.0", "-m", "no head")
     assert any("carries no line `evidence-head cpu" in line for line in release.check("v0.28.0", root))
+
+
+def test_the_ledger_of_another_cell_is_attested_and_held_to_its_history_too(root: Path) -> None:
+    """What the documents say of a GPU is read from it."""
+    ran = ledger.read("cpu", root / "evidence")[-1].entry
+    for entry in (msgspec.structs.replace(ran, cell="h200x1", session=name) for name in ("", "gpu_e2e")):
+        ledger.append(entry, root / "evidence")
+    docs.write(root)
+    commit(root, "evidence of a GPU")
+    tag(root)
+    assert release.check("v0.28.0", root) == ("the tag carries no line `evidence-head h200x1: HASH`",)
+    heads = {name: ledger.read(name, root / "evidence")[-1].hash for name in ("cpu", "h200x1")}
+    message = "\n".join(f"evidence-head {name}: {head}" for name, head in heads.items())
+    git(root, "tag", "-f", "-a", "v0.28.0", "-m", message)
+    assert release.check("v0.28.0", root) == ()
+
+    path = ledger.path_of("h200x1", root / "evidence")
+    path.unlink()
+    ledger.append(msgspec.structs.replace(ran, cell="h200x1", session="", seconds=2.0), root / "evidence")
+    docs.write(root)
+    commit(root, "hashed anew")
+    git(root, "tag", "-f", "-a", "v0.28.0", "-m", message)
+    said = release.check("v0.28.0", root)
+    assert "h200x1.jsonl does not end in the head that the tag carries" in said
+    assert any("it was rewritten or cut" in line for line in said)
 
 
 def test_the_artifacts_are_exactly_those_that_are_published(root: Path) -> None:

@@ -156,9 +156,9 @@ def test_a_stopped_grandchild_is_found_ended_and_named_within_the_bound(tmp_path
 
 
 LOST = """
-    engine = "open('/proc/self/comm', 'w').write('VLLM::Worker'); import time; time.sleep(60)"
+    engine = "open('/proc/self/comm', 'w').write('TITLE::Worker'); import time; time.sleep(60)"
     inner = subprocess.Popen([sys.executable, '-c', engine])
-    while 'VLLM' not in open(f'/proc/{inner.pid}/comm').read():
+    while 'TITLE' not in open(f'/proc/{inner.pid}/comm').read():
         time.sleep(0.01)
     report.phase('serving')
     time.sleep(0.5)
@@ -169,12 +169,17 @@ LOST = """
     """
 
 
-def test_a_child_that_goes_on_without_its_engine_is_ended_and_the_engine_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["VLLM", "prod"])
+def test_a_child_that_goes_on_without_its_engine_is_ended_and_the_engine_named(
+    prefix: str, tmp_path: Path
+) -> None:
+    """Whatever vLLM's variable for the titles says."""
     begun = time.monotonic()
-    run = Run(tmp_path, child("a", LOST.replace("LAST_WORDS", "").replace("SECONDS", "")))
+    lost = LOST.replace("TITLE", prefix).replace("LAST_WORDS", "").replace("SECONDS", "")
+    run = Run(tmp_path, child("a", lost))
     assert run.outcome.cause is not None
     assert run.outcome.cause.error == "engine-gone"
-    assert "VLLM::Worker" in run.outcome.cause.message
+    assert f"{prefix}::Worker" in run.outcome.cause.message
     assert time.monotonic() - begun < 10
     assert run.left() == []
 
