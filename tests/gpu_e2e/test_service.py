@@ -24,6 +24,10 @@ CORE = (
     "qwen3-moe-eager-gate-attention",
     "deepseek-v3-graph-gate-attention",
     "deepseek-v2-graph-gate-ffn-shared-attention",
+    # across two GPUs
+    "deepseek-v2-graph-gate-ffn-nccl",
+    "deepseek-v2-graph-gate-ffn-nvlink",
+    "qwen3-moe-graph-gate-attention-nccl-dbo",
 )
 """What the landing chain runs; everything else is full."""
 
@@ -65,8 +69,9 @@ def one_gpu(request: pytest.FixtureRequest, logs: Path) -> Mapping[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def two_gpus(logs: Path) -> Mapping[str, Any]:
-    return compared(parity.NVLINK_CASES, logs, 2)
+def two_gpus(request: pytest.FixtureRequest, logs: Path) -> Mapping[str, Any]:
+    full = request.config.getoption("--full")
+    return compared([case for case in parity.NVLINK_CASES if full or case.name in CORE], logs, 2)
 
 
 def test_native_vllm_serves_and_the_extension_s_kernels_are_exact(logs: Path) -> None:
@@ -78,7 +83,6 @@ def test_answers_are_native_s(name: str, one_gpu: Mapping[str, Any]) -> None:
     assert parity.as_promised(one_gpu[name]), one_gpu[name]
 
 
-@pytest.mark.full
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("name", ids(parity.NVLINK_CASES))
 def test_answers_across_two_gpus_are_native_s(name: str, two_gpus: Mapping[str, Any]) -> None:
@@ -90,7 +94,6 @@ def test_a_role_killed_while_graphs_replay_ends_the_other_and_frees_the_gpu(logs
     assert outcome["passed"], outcome
 
 
-@pytest.mark.full
 @pytest.mark.gpus(2)
 def test_a_role_killed_on_its_own_gpu_ends_the_other(logs: Path) -> None:
     outcome = run(faults.faults, logs, 2)

@@ -26,6 +26,7 @@ from vllm.logger import init_logger
 from vllm.utils.torch_utils import current_stream
 from vllm.v1.worker.workspace import lock_workspace
 
+from afd_plugin.control import Event
 from afd_plugin.errors import AFDError, UnsupportedFeature
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan, schedule
 from afd_plugin.v1.worker.ffn_service import FFNCounts, FFNService
@@ -40,6 +41,9 @@ RUN_AHEAD_STEPS = 2
 """Steps that may be enqueued and unfinished: enough to hide the host, few enough to fail soon after a peer
 did.
 """
+
+FAULT_CHECK_S = 1.0
+"""How often the connector is asked for a fault while a step is unfinished and nothing is announced."""
 
 Layout = tuple[tuple[int, ...], ...]
 
@@ -105,6 +109,17 @@ class GraphedFFNService(FFNService):
             self._graphs.clear()
 
     # ------------------------------------------------------------------ steps
+
+    def _event_wait_s(self) -> float:
+        busy = bool(self._in_flight) and not self._in_flight[-1].query()
+        return FAULT_CHECK_S if busy else super()._event_wait_s()
+
+    def _next_event(self) -> Event | None:
+        """As the base's; what a kernel finds wrong while nothing is announced is raised now, not at the next step."""
+        event = super()._next_event()
+        if event is None and self._connector is not None:
+            self._connector.check()
+        return event
 
     def _execute(self, plan: StepPlan, rows: Sequence[Sequence[int]]) -> None:
         if self._connector is not None:

@@ -112,12 +112,17 @@ class FFNService:
 
     def _next_event(self) -> Event | None:
         first = self._group == self._sharing[0]
-        event = self._control.next_event(KEEP_ALIVE_S) if self._control is not None and first else None
+        wait = self._event_wait_s()
+        event = self._control.next_event(wait) if self._control is not None and first else None
         if self._tensor_parallel.world_size > 1:
             event = self._tensor_parallel.broadcast_object(event, 0)
             if self._control is not None and not first:
                 self._expect(self._control, event)
         return event
+
+    def _event_wait_s(self) -> float:
+        """How long at most a wait for the next event may take."""
+        return KEEP_ALIVE_S
 
     def _expect(self, control: FFNControl, event: Event | None) -> None:
         """Wait until the lanes of a further group have announced what the first group's leader passed on."""
