@@ -193,9 +193,13 @@ def test_an_idle_service_uses_no_processor() -> None:
     with serving(Topology(2, 1, 1, 1)) as service:
         event = service.groups[0].start("next_event")
         assert still_waiting(event)
-        before = time.process_time()
-        assert still_waiting(event, for_s=2.0)
-        used = time.process_time() - before
+        used = 1.0
+        for _ in range(3):  # other work on the host makes the same wake-ups dearer, never cheaper
+            before = time.process_time()
+            assert still_waiting(event, for_s=2.0)
+            used = min(used, time.process_time() - before)
+            if used < 0.02 * 2.0:
+                break
         service.lanes[0].do("shutdown")
         service.lanes[1].do("shutdown")
         event.result(PATIENCE_S)
