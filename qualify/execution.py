@@ -80,7 +80,7 @@ class Running:
     A context: what is still there of it when the block ends is ended.
     """
 
-    def __init__(self, part: Part, folder: Path, root: Path, python: str = sys.executable) -> None:
+    def __init__(self, part: Part, folder: Path, root: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for stale in ("cases.json", "metrics.json", "digests.json"):
             (folder / stale).unlink(missing_ok=True)
@@ -91,7 +91,7 @@ class Running:
         self._started = time.monotonic()
         with (folder / "log.txt").open("wb") as out:
             self._process = subprocess.Popen(
-                [python, *part.command],
+                [sys.executable, *part.command],
                 cwd=root,
                 env=variables(os.environ, folder, part, self._marker),
                 stdin=subprocess.DEVNULL,
@@ -143,12 +143,6 @@ class Running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._status = self._process.wait(LOOK_S)
         self._seconds = time.monotonic() - self._started
-
-
-def run(part: Part, folder: Path, root: Path, limit_s: float, python: str = sys.executable) -> Outcome:
-    """Run a part to its end, or end it at its limit."""
-    with Running(part, folder, root, python) as running:
-        return running.outcome(limit_s)
 
 
 def leaked(marker: str, seen: Mapping[int, psutil.Process], grace_s: float) -> tuple[str, ...]:

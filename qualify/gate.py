@@ -147,7 +147,7 @@ class Gate:
 
     def _attempts(self, part: Part) -> int:
         mine = self._failures(part)
-        if self.profile is Profile.QUALIFYING and any(entry.cause is None for entry in mine):
+        if self.profile is Profile.QUALIFYING and any(entry.own_failure for entry in mine):
             raise Refused(f"{part.title} failed at this revision; that stands until the revision is another")
         return len(mine)
 

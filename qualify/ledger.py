@@ -88,6 +88,11 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return Binding(self.cell, self.lock, self.revision, self.environment)
 
     @property
+    def own_failure(self) -> bool:
+        """Whether it failed by the project's own fault: in a qualifying chain that stands at its revision."""
+        return self.status is Status.FAIL and self.cause is None
+
+    @property
     def key(self) -> tuple[str, str]:
         """Which part of a chain this is."""
         return self.session, self.shard

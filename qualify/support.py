@@ -127,12 +127,8 @@ class Run:
 def _standing(records: Sequence[Record], session: str, revision: str) -> Entry | None:
     """A failure of the project itself in a qualifying run of this revision; no later run makes it undone."""
     for entry in (record.entry for record in records):
-        of_it = (entry.session, entry.revision, entry.profile) == (
-            session,
-            revision,
-            Profile.QUALIFYING.value,
-        )
-        if of_it and entry.status is Status.FAIL and entry.cause is None:
+        qualifying = entry.profile == Profile.QUALIFYING.value
+        if qualifying and entry.own_failure and (entry.session, entry.revision) == (session, revision):
             return entry
     return None
 

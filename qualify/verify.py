@@ -123,7 +123,7 @@ def lacking(
     order: dict[tuple[str, str], int] = {}
     for index, entry in enumerate(entries):
         last[entry.key], order[entry.key] = entry, index
-        if qualifying and entry.status is Status.FAIL and entry.cause is None:
+        if qualifying and entry.own_failure:
             said.append(f"{entry.session} {entry.shard}".strip() + " failed at this revision: it stands")
     session, before, latest = "", -1, -1
     for part in chain:

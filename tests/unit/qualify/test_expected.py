@@ -61,7 +61,8 @@ def test_a_part_past_its_limit_is_ended_whole(tmp_path: Path) -> None:
         "import nox, os\nnox.options.default_venv_backend = 'none'\n@nox.session\n"
         "def lint(session): session.run('python', '-c', 'import time; time.sleep(300)', external=True)\n"
     )
-    outcome = execution.run(Part("lint", Phase.STATIC_AND_UNIT_GATE), tmp_path / "log", tmp_path, 8.0)
+    with execution.Running(Part("lint", Phase.STATIC_AND_UNIT_GATE), tmp_path / "log", tmp_path) as running:
+        outcome = running.outcome(8.0)
     assert outcome.status is None
     assert outcome.seconds < 60
 
@@ -71,7 +72,8 @@ def test_a_sessions_metrics_reach_the_record(tmp_path: Path) -> None:
         "import json, nox, os\n@nox.session(venv_backend='none')\ndef lint(session):\n"
         f"    json.dump({{'seconds': 1.5}}, open(os.environ['{execution.METRICS}'], 'w'))\n"
     )
-    outcome = execution.run(Part("lint", Phase.STATIC_AND_UNIT_GATE), tmp_path / "log", tmp_path, 60.0)
+    with execution.Running(Part("lint", Phase.STATIC_AND_UNIT_GATE), tmp_path / "log", tmp_path) as running:
+        outcome = running.outcome(60.0)
     assert (outcome.status, outcome.metrics) == (0, {"seconds": 1.5})
     assert outcome.run is None
 

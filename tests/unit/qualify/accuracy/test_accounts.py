@@ -29,7 +29,8 @@ class Written(Part):
 
 def test_metrics_and_digests_of_a_session_are_read_by_the_gate(tmp_path: Path) -> None:
     root = Path(__file__).parents[4]
-    outcome = execution.run(Written("accuracy", Phase.ACCURACY_GATE), tmp_path, root, 60)
+    with execution.Running(Written("accuracy", Phase.ACCURACY_GATE), tmp_path, root) as running:
+        outcome = running.outcome(60)
     assert (outcome.status, dict(outcome.metrics)) == (0, {"rows": 1600.0, "p_value": 1.0})
     assert dict(outcome.digests) == {"samples": "ab" * 32}
 
@@ -43,7 +44,8 @@ def test_a_session_that_writes_nothing_has_no_account_of_an_earlier_one(tmp_path
         def command(self) -> tuple[str, ...]:
             return ("-c", "pass")
 
-    outcome = execution.run(Silent("accuracy", Phase.ACCURACY_GATE), tmp_path, tmp_path, 60)
+    with execution.Running(Silent("accuracy", Phase.ACCURACY_GATE), tmp_path, tmp_path) as running:
+        outcome = running.outcome(60)
     assert (dict(outcome.metrics), dict(outcome.digests)) == ({}, {})
 
 
