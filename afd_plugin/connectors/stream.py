@@ -66,6 +66,7 @@ class Stream:
         self._bound_receives(timeout_s)
 
     def _bound_receives(self, seconds: float) -> None:
+        self._limit_s = seconds
         whole, part = divmod(int(1_000_000 * seconds), 1_000_000)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", whole, part))
 
@@ -77,15 +78,28 @@ class Stream:
             del self._backlog[:done]
         if done == len(into):
             return
-        try:
-            # The kernel counts the time limit over the whole of a MSG_WAITALL, not anew for each segment.
-            arrived = self._socket.recv_into(into[done:], 0, socket.MSG_WAITALL)
-        except BlockingIOError:
-            raise self._lost(f"nothing arrived for {self._timeout_s:g} s") from None
-        except OSError as error:
-            raise self._lost(str(error)) from error
-        if arrived < len(into) - done:
-            raise self._lost(f"the connection ended or stalled {len(into) - done - arrived} bytes early")
+        # The kernel counts the time limit over the whole of a MSG_WAITALL, not anew for each segment. A signal, or a
+        # stop and its end, cuts that short with what has arrived by then; the rest is read as it comes.
+        deadline, flags = time.monotonic() + self._limit_s, socket.MSG_WAITALL
+        while True:
+            try:
+                arrived = self._socket.recv_into(into[done:], 0, flags)
+            except BlockingIOError:
+                raise self._lost(f"nothing arrived for {self._limit_s:g} s") from None
+            except OSError as error:
+                raise self._lost(str(error)) from error
+            done += arrived
+            if done == len(into):
+                return
+            if not arrived or not self._readable(deadline):
+                raise self._lost(f"the connection ended or stalled {len(into) - done} bytes early")
+            flags = socket.MSG_DONTWAIT
+
+    def _readable(self, deadline: float) -> bool:
+        """Whether anything, the end included, arrives before ``deadline``."""
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        return bool(waiting.poll(1000 * max(0.0, deadline - time.monotonic())))
 
     def send(self, message: memoryview) -> None:
         """Send ``message`` whole. While the peer takes nothing, what it sends meanwhile is kept for ``receive``."""

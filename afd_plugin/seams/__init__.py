@@ -18,10 +18,23 @@ from afd_plugin.seams import (
     steps,
     tracing,
     worker,
+    worker_calls,
 )
 from afd_plugin.seams.schema import Registry, Seam, SeamKind, Surface
 
-_AREAS = (moe_runner, layers, loading, worker, steps, config, connectors, service, shards, tracing)
+_AREAS = (
+    moe_runner,
+    layers,
+    loading,
+    worker,
+    worker_calls,
+    steps,
+    config,
+    connectors,
+    service,
+    shards,
+    tracing,
+)
 
 REGISTRY = Registry(
     seams=tuple(seam for area in _AREAS for seam in area.SEAMS),

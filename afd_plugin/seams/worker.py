@@ -133,36 +133,6 @@ SEAMS: tuple[Seam, ...] = (
         native_tests=evidence.ISOLATION,
     ),
     Seam(
-        id="gpu-worker-execute-model",
-        symbol="vllm.v1.worker.gpu_worker:Worker.execute_model",
-        kind=SeamKind.OVERRIDE,
-        signature=(
-            "@torch.inference_mode() @with_gpu_sync_check def execute_model(self, scheduler_output: "
-            "'SchedulerOutput') -> ModelRunnerOutput | AsyncModelRunnerOutput | None"
-        ),
-        sha256="6ec4c24a63ce06190afdd019faa62d24ce34c8e071c41b1f5a9c85b0eda957a9",
-        invariant="Returns a finished output, an asynchronous one, or None when `sample_tokens` follows.",
-        plan="propose upstream: a per-step callback around the model call",
-        used_by=("afd_plugin.v1.worker.attention_worker",),
-        afd_tests=evidence.GPU,
-        native_tests=evidence.ISOLATION,
-    ),
-    Seam(
-        id="gpu-worker-sample-tokens",
-        symbol="vllm.v1.worker.gpu_worker:Worker.sample_tokens",
-        kind=SeamKind.OVERRIDE,
-        signature=(
-            "@torch.inference_mode() @with_gpu_sync_check def sample_tokens(self, grammar_output: "
-            "'GrammarOutput | None') -> ModelRunnerOutput | AsyncModelRunnerOutput"
-        ),
-        sha256="1e8dcfcec5dcd0a44099d0d406fc4a3fc1928def51f728b40b7021f339f33f0e",
-        invariant="Returns the output of the step that `execute_model` left open.",
-        plan="propose upstream: a per-step callback around the model call",
-        used_by=("afd_plugin.v1.worker.attention_worker",),
-        afd_tests=evidence.GPU,
-        native_tests=evidence.ISOLATION,
-    ),
-    Seam(
         id="cpu-worker",
         symbol="vllm.v1.worker.cpu_worker:CPUWorker",
         kind=SeamKind.SUBCLASS,
@@ -242,7 +212,10 @@ SEAMS: tuple[Seam, ...] = (
         sha256="cb2dc8288133bdaef15aa086155a87a2eb50147c8be896a00133fea15dd3f783",
         invariant="The engine calls `get_output` once, on its output thread, and nothing else.",
         plan="stays: a subclass or an override of a documented method",
-        used_by=("afd_plugin.v1.worker.attention_worker",),
+        used_by=(
+            "afd_plugin.v1.worker.attention_role",
+            "afd_plugin.v1.worker.attention_worker",
+        ),
         afd_tests=evidence.GPU,
         native_tests=evidence.ISOLATION,
     ),

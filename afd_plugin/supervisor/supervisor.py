@@ -38,12 +38,13 @@ _Event = tuple[Child, int] | Report | signal.Signals
 class Supervisor:
     """Runs children until they end.
 
-    A child that ends with 0 without having been asked to brings the others to a clean stop. A child that
-    fails, a process of a child that is stopped (SIGSTOP), or a failure report (:mod:`afd_plugin.report`)
-    is a fault: the others get a part of ``limits.failure`` to answer their clients and end by themselves,
-    then they are ended. A child with a restart policy that fails while the service is complete is no fault
-    yet: once nothing of it is left it is started again, and only if it is not ready within its window is what
-    made it fail the fault of the service. The first SIGTERM, SIGINT or SIGHUP begins a clean stop in
+    A child that ends with 0 without having been asked to brings the others to a clean stop, unless within
+    ``limits.failure`` one of them ends with an error of its own. A child that fails, a process of a child that
+    is stopped (SIGSTOP), or a failure report (:mod:`afd_plugin.report`) is a fault: the others get a part of
+    ``limits.failure`` to answer their clients and end by themselves, then they are ended. A child with a restart
+    policy that fails while the service is complete is no fault yet: once nothing of it is left it is started
+    again, and only if it is not ready within its window is what made it fail the fault of the service. The first
+    SIGTERM, SIGINT or SIGHUP begins a clean stop in
     ``stop_order``, the second one ends everything at once.
 
     Args:
@@ -145,6 +146,8 @@ class Supervisor:
                     4,
                 )
             self._handle(next_probe - time.monotonic())
+        if self._draining and not self._asked and not self._faults:
+            self._hear_out()
         if (
             self._draining
             and not self._faults
@@ -291,6 +294,19 @@ class Supervisor:
         return _OWN
 
     # ------------------------------------------------------------------ endings
+
+    def _hear_out(self) -> None:
+        """A child has left although nobody asked: let the others end, too, and say why.
+
+        An FFN leaves in good order when attention says so, and vLLM's executor lets attention say so as well where its
+        engine ends because of an error. Attention's HTTP server looks for a dead engine every five seconds only.
+        """
+        deadline = time.monotonic() + self._limits.failure
+        while self._any_running() and not self._asked and not self._faults:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self._handle(left)
 
     def _await_in_band(self, timeout: float) -> None:
         """After a fault: let the children notice it by themselves and answer their clients."""

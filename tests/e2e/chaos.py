@@ -191,13 +191,14 @@ class Deployment:
         *,
         together: bool = False,
         options: Sequence[str] = (),
+        engine_options: Sequence[str] = (),
         **env: str,
     ) -> None:
         """Start both at once. `ports` are those of the rendezvous and of HTTP; `ffn_command` replaces `afd ffn`.
 
         `together`: by one `afd serve`, which then is both launchers. Two launchers cannot tell a role that failed
         before they met from one that is late, so there only the rendezvous timeout bounds a start. `options` are
-        further ones of `afd serve`.
+        further ones of `afd serve`, `engine_options` are vLLM's, of attention (`together`: of both roles).
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -212,12 +213,13 @@ class Deployment:
         afd = [sys.executable, "-m", "afd_plugin.cli"]
         if together:
             self.attention = self.ffn = self._launch(
-                "serve", [*afd, "serve", "--port", str(self.http), *options, *vllm]
+                "serve", [*afd, "serve", "--port", str(self.http), *options, *vllm, *engine_options]
             )
             return
         self.ffn = self._launch("ffn", list(ffn_command) or [*afd, "ffn", "--listen", address, *vllm])
         self.attention = self._launch(
-            "attention", [*afd, "attention", "--peer", address, "--port", str(self.http), *vllm]
+            "attention",
+            [*afd, "attention", "--peer", address, "--port", str(self.http), *vllm, *engine_options],
         )
 
     def _launch(self, name: str, words: list[str]) -> Launcher:

@@ -287,6 +287,42 @@ def test_an_exception_in_the_ffn_reaches_the_client_as_an_error_and_the_log_with
         assert seen.exit_codes == (3, 1)
 
 
+def test_an_exception_in_attention_between_steps_is_named_by_both_launchers(
+    checkpoints: dict[str, Path], tmp_path: Path, ports: tuple[int, int]
+) -> None:
+    seen = attention_raises(
+        checkpoints[MODEL], tmp_path, ports, "--logits-processors=tests.e2e.raising:RaisingProcessor"
+    )
+    assert seen.exit_codes == (1, 3)
+    assert all("planted in sampling" in line for line in seen.last_lines), seen.last_lines
+
+
+@pytest.mark.full
+def test_an_exception_in_the_engine_core_is_no_clean_end(
+    checkpoints: dict[str, Path], tmp_path: Path, ports: tuple[int, int]
+) -> None:
+    option = "--scheduler-cls=tests.e2e.raising.RaisingScheduler"
+    seen = attention_raises(checkpoints[MODEL], tmp_path, ports, option, together=True)
+    assert seen.exit_codes[0] == 1
+    assert "engine-failed" in seen.last_lines[0]
+
+
+def attention_raises(
+    model: Path, folder: Path, ports: tuple[int, int], option: str, together: bool = False
+) -> Aftermath:
+    trigger = folder / "trigger"
+    planted = {"AFD_E2E_FAIL_WHEN": str(trigger)}
+    with Deployment(
+        model, folder, ports, together=together, engine_options=(option,), **planted
+    ) as deployment:
+        deployment.await_ready()
+        (client,) = meet(deployment, "decode")
+        trigger.touch()
+        seen = deployment.watch(time.monotonic(), [client], 2 * BOUND_S)
+        check(seen, deployment, signal.SIGKILL)
+    return seen
+
+
 def planted_ffn(model: Path, config: AFDConfig) -> list[str]:
     import json
     import sys

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -83,7 +83,6 @@ class AttentionLink:
     """Steps and exchanges of one attention worker.
 
     ``control`` and ``connector`` are None on tensor-parallel followers, whose ``group`` then has rank 0 as its source.
-    ``on_error`` hears of whatever ends a step, before it is raised.
     """
 
     def __init__(
@@ -94,7 +93,6 @@ class AttentionLink:
         control: AttentionControl | None,
         connector: AFDConnector | None,
         lanes: int = 1,
-        on_error: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.lane = lane
         self.lanes = lanes
@@ -112,7 +110,6 @@ class AttentionLink:
         self.tracing: StepTracing | None = None
         """On a lane's leader in a traced service."""
 
-        self._on_error = on_error
         self._units = [bound.unit for bound in units]
         self._group = group
         self._control = control
@@ -154,8 +151,6 @@ class AttentionLink:
         self._plan = None
         if isinstance(error, Exception):
             cause = self._cause(error)
-            if self._on_error is not None:
-                self._on_error(cause)
             if cause is not error:
                 raise cause from error
         if error is not None:
@@ -191,12 +186,9 @@ class AttentionLink:
         self._next_drain_check = now + DRAIN_CHECK_S
         if stopping_for() <= self.drain_timeout_s:
             return
-        error = DrainTimeout(
+        raise DrainTimeout(
             f"Requests were still running {self.drain_timeout_s:g} s after the stop began; they end with an error."
         )
-        if self._on_error is not None:
-            self._on_error(error)
-        raise error
 
     def exchange(
         self, unit: RemoteUnit, hidden: torch.Tensor, router_logits: torch.Tensor | None

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -37,11 +37,19 @@ from afd_plugin.v1.worker.resume import Progress
 from afd_plugin.v1.worker.role_worker import RoleWorkerMixin
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+    StepOutput = ModelRunnerOutput | AsyncModelRunnerOutput | None
     _RunnerBase = GPUModelRunner
 else:
     _RunnerBase = object
 
 logger = init_logger(f"vllm.{__name__}")
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_W = TypeVar("_W", bound="AttentionWorkerMixin")
 
 
 class AttentionRunnerMixin(_RunnerBase):
@@ -61,6 +69,24 @@ class AttentionRunnerMixin(_RunnerBase):
     def get_model(self) -> nn.Module:
         """The raw model, which is what vLLM's own ``get_model`` promises."""
         return self.model.unwrap() if isinstance(self.model, StepAnnouncer) else super().get_model()
+
+
+def told(call: Callable[Concatenate[_W, _P], _R]) -> Callable[Concatenate[_W, _P], _R]:
+    """What a call of vLLM's executor raises is told to the launcher and the peers before the executor hears of it.
+
+    vLLM ends an engine whose worker raised by the same ``shutdown`` as one that was asked to stop, so that without
+    this the FFN would be sent home in good order.
+    """
+
+    @wraps(call)
+    def telling(self: _W, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return call(self, *args, **kwargs)
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    return telling
 
 
 class AttentionWorkerMixin(RoleWorkerMixin):
@@ -130,7 +156,7 @@ class AttentionWorkerMixin(RoleWorkerMixin):
     def _make_link(self) -> AttentionLink:
         control = self.control if isinstance(self.control, AttentionControl) else None
         topology, lane, settings = self.afd_config.topology, self.member_index, self.link_settings
-        parts = (lane, self.units, get_tp_group(), control, self.connector, topology.attention_dp, self._fail)
+        parts = (lane, self.units, get_tp_group(), control, self.connector, topology.attention_dp)
         if not settings.ffn_restart_window_s or control is None:
             return AttentionLink(*parts)
         assert self.connector is not None and self.membership is not None  # noqa: S101, PT018 - a leader has both
@@ -159,6 +185,40 @@ class AttentionWorkerMixin(RoleWorkerMixin):
         logger.info(
             event("reconnected", role=self.role.value, epoch=planes.membership.epoch, step=self._step())
         )
+
+    @told
+    def determine_available_memory(self) -> int:
+        """Native."""
+        return super().determine_available_memory()
+
+    @told
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Native."""
+        super().initialize_from_config(kv_cache_config)
+
+    @told
+    def compile_or_warm_up_model(self) -> Any:
+        """Native."""
+        return super().compile_or_warm_up_model()
+
+    @told
+    def execute_dummy_batch(self) -> None:
+        """Native."""
+        super().execute_dummy_batch()
+
+    @told
+    def execute_model(self, scheduler_output: SchedulerOutput) -> StepOutput:
+        """Native; what it returns is checked."""
+        return self._checked(super().execute_model(scheduler_output))
+
+    @told
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput:  # type: ignore[override]
+        """Native; what it returns is checked. None where the native runner has nothing to sample."""
+        return self._checked(super().sample_tokens(grammar_output))
+
+    def _checked(self, output: StepOutput) -> StepOutput:
+        """``output``, unless something has failed that shows only at the end of its step; on a CPU nothing does."""
+        return output
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         """Native profiling here, and the same order to the FFN: it is reachable only in band."""

@@ -19,10 +19,10 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from afd_plugin.v1.worker import microbatching
 from afd_plugin.v1.worker.attention_model_runner import AFDAttentionModelRunner
-from afd_plugin.v1.worker.attention_role import AttentionWorkerMixin
+from afd_plugin.v1.worker.attention_role import AttentionWorkerMixin, told
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from afd_plugin.v1.worker.attention_role import StepOutput
 
 
 class CheckedOutput(AsyncModelRunnerOutput):
@@ -51,18 +51,6 @@ class AFDAttentionWorker(AttentionWorkerMixin, Worker):
         super().init_device()
         current_stream()  # vLLM's own stream from now on, so that no step is ordered against another one's stream
 
-    def execute_model(
-        self, scheduler_output: SchedulerOutput
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
-        """Native; what it returns is checked."""
-        return self._checked(super().execute_model(scheduler_output))
-
-    def sample_tokens(  # type: ignore[override]  # None where the native runner has nothing to sample
-        self, grammar_output: GrammarOutput | None
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
-        """Native; what it returns is checked."""
-        return self._checked(super().sample_tokens(grammar_output))
-
     def _end(self, error: BaseException) -> None:
         """End this process because a stage of a step has died; vLLM's executor sees a worker that is gone."""
         self._fail(error)
@@ -70,12 +58,16 @@ class AFDAttentionWorker(AttentionWorkerMixin, Worker):
         sys.stderr.flush()
         os._exit(1)
 
-    def _checked(
-        self, output: ModelRunnerOutput | AsyncModelRunnerOutput | None
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+    def _checked(self, output: StepOutput) -> StepOutput:
         if self.link is None or output is None:
             return output
         if isinstance(output, AsyncModelRunnerOutput):
-            return CheckedOutput(output, self.link.check)
+            return CheckedOutput(output, self._check)
         self.link.check()
         return output
+
+    @told
+    def _check(self) -> None:
+        """Called where the tokens of a step arrive, on a thread of vLLM's own."""
+        if self.link is not None:
+            self.link.check()

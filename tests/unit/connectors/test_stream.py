@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import signal
 import socket
 import threading
 import time
@@ -93,6 +94,53 @@ def test_half_a_message_and_then_silence_ends_the_wait_too() -> None:
     far.send(memoryview(b"ab"))
     with pytest.raises(PeerLost, match="2 bytes early"):
         near.receive(memoryview(bytearray(4)))
+    near.close()
+    far.close()
+
+
+def test_a_signal_in_the_middle_of_a_message_is_no_loss(ends: tuple[Stream, Stream]) -> None:
+    """A stop and its end cut a wait short in the same way, and can come to any process."""
+    near, far = ends
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+
+    def interrupt() -> None:
+        far.send(memoryview(b"ab"))
+        deadline = time.monotonic() + 10
+        while not seen and time.monotonic() < deadline:
+            signal.pthread_kill(main, signal.SIGUSR1)
+            time.sleep(0.01)
+        far.send(memoryview(b"c"))
+        time.sleep(0.1)  # lint: allow sleeping: the rest comes in two parts
+        far.send(memoryview(b"d"))
+
+    main = threading.get_ident()
+    arrived = bytearray(4)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(interrupt)
+            near.receive(memoryview(arrived))
+            sending.result()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert arrived == b"abcd"
+    assert seen
+
+
+def test_a_message_that_stalls_after_a_signal_ends_the_wait_at_its_bound() -> None:
+    near, far = connected(timeout_s=0.5)
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    far.send(memoryview(b"ab"))
+    interrupt = threading.Timer(0.2, signal.pthread_kill, [threading.get_ident(), signal.SIGUSR1])
+    started = time.monotonic()
+    interrupt.start()
+    try:
+        with pytest.raises(PeerLost, match="2 bytes early"):
+            near.receive(memoryview(bytearray(4)))
+    finally:
+        interrupt.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert 0.4 < time.monotonic() - started < 5
     near.close()
     far.close()
 
