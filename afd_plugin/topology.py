@@ -97,6 +97,11 @@ class Topology:
         return self.ffn_dp * self.ffn_shards
 
     @property
+    def one_ffn(self) -> bool:
+        """Whether one FFN group runs every step, for all lanes together."""
+        return self.ffn_members == 1 and not self.independent_lanes
+
+    @property
     def attention_world(self) -> tuple[int, int]:
         """The vLLM world of one attention engine as (data parallel, tensor parallel) size."""
         return 1 if self.independent_lanes else self.attention_dp, self.attention_tp

@@ -21,7 +21,7 @@ from afd_plugin import report
 from afd_plugin.cli.child import EngineError, checked_config, run_child
 from afd_plugin.cli.companions import Companions
 from afd_plugin.config import AFDConfig
-from afd_plugin.errors import ConfigRefused, PortInUse
+from afd_plugin.errors import AFDError, ConfigRefused, PortInUse
 from afd_plugin.observability.status import STATUS_VARIABLE, StatusServer
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def serve(args: Namespace, afd: AFDConfig) -> None:
         _phase(status, "starting the workers")
         try:
             executor = executor_class(config)
-        except RuntimeError as error:
+        except AFDError:
+            raise
+        except Exception as error:  # vLLM's executor says by a plain one that a worker did not start
             raise EngineError(
                 f"The FFN's workers did not start ({error}); the log above has the reason."
             ) from error

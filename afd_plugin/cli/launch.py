@@ -99,6 +99,8 @@ def ffn_children(
         }
         if rank:
             own.update(options.link.beside().to_env())
+        if topology.ffn_shards > 1 and VISIBLE_DEVICES in env:
+            own[VISIBLE_DEVICES] = shard_devices(env[VISIBLE_DEVICES], rank)
         if world > 1:
             own.update(
                 VLLM_DP_SIZE=str(world),
@@ -114,6 +116,13 @@ def ffn_children(
             ChildSpec(f"ffn-{rank}", command, own, stop_order=1, scratch=METRICS, restart=restart)
         )
     return tuple(children)
+
+
+def shard_devices(visible: str, shard: int) -> str:
+    """``visible``, the GPU of ``shard`` first: a process that shares no world takes the first one that it sees."""
+    names = visible.split(",")
+    own = names[shard % len(names)]
+    return ",".join([own, *(name for name in names if name != own)])
 
 
 def restart_policy(link: LinkSettings) -> RestartPolicy | None:

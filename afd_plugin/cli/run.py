@@ -13,6 +13,7 @@ from afd_plugin.cli.devices import DeviceShare, check_compiler, list_gpus, share
 from afd_plugin.cli.launch import attention_child, ffn_children, role_environment
 from afd_plugin.cli.options import LaunchOptions
 from afd_plugin.connectors.extension import check_connector
+from afd_plugin.control.address import Address
 from afd_plugin.errors import ConfigRefused
 from afd_plugin.supervisor.ports import PortReservation, check_port_free, join_address
 from afd_plugin.supervisor.sink import LogSink
@@ -68,14 +69,15 @@ def run_attention(options: LaunchOptions) -> int:
 def run_ffn(options: LaunchOptions) -> int:
     """The FFN role alone; returns the exit code."""
     _check_host(options)
-    host, _, port = options.link.listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigRefused(f"--listen is {options.link.listen!r}; expected HOST:PORT.")
-    if port == "0":
+    listen = Address.parse(options.link.listen, "--listen")
+    if not listen.port:
         raise ConfigRefused("--listen has port 0, but the attention role must be told a port; name one.")
-    check_port_free(host.strip("[]"), int(port))
+    check_port_free(listen.host, listen.port)
     options = _with_connector(options, shared=False)
-    env = role_environment(options, os.environ, options.link, _cores(), options.afd.topology.ffn_ranks)
+    topology = options.afd.topology
+    apart = options.device != "cpu" and topology.ffn_shards > 1
+    visible = ",".join(visible_gpus(list_gpus(), os.environ)) if apart else None
+    env = role_environment(options, os.environ, options.link, _cores(), topology.ffn_ranks, visible)
     with PortReservation() as master:
         children = ffn_children(options, env, None, master.port)
         address = options.link.listen
@@ -153,10 +155,10 @@ def _check_restart(options: LaunchOptions) -> None:
             "--ffn-restart-window holds the steps of the CPU lane in one stage; on GPUs, and with microbatches, a step "
             "that lost its FFN cannot go on. Drop the option."
         )
-    if options.afd.topology.ffn_shards > 1 or options.afd.topology.independent_lanes:
+    if not options.afd.topology.one_ffn:
         raise ConfigRefused(
-            "--ffn-restart-window holds steps that all lanes and the one FFN run together; with FFN shards or "
-            "independent engines they do not. Drop the option."
+            "--ffn-restart-window holds steps that all lanes and the one FFN group run together; with several groups, "
+            "FFN shards or independent engines they do not. Drop the option."
         )
 
 

@@ -14,7 +14,8 @@ import torch
 
 from afd_plugin.config import LinkSettings
 from afd_plugin.connectors.base import AFDConnector, ConnectorShape, DeviceSteps
-from afd_plugin.errors import ProtocolError
+from afd_plugin.connectors.exchange_ops import MAX_PEERS
+from afd_plugin.errors import ConfigRefused, ProtocolError
 from afd_plugin.plan import Exchange, RemoteUnit
 
 _SEPARATOR = ":"
@@ -33,6 +34,10 @@ class ShardedConnector(AFDConnector):
         super().__init__(shape, settings)
         if shape.lane is None:
             raise ProtocolError("an FFN shard has one link to each lane, and needs no others.")
+        if shape.device.type == "cuda" and shards > MAX_PEERS:
+            raise ConfigRefused(
+                f"The experts are split over {shards} FFN processes; on a GPU the parts of {MAX_PEERS} are added."
+            )
         self._links = [make(shape, settings) for _ in range(shards)]
         self.stream_ordered = self._links[0].stream_ordered
         self._sums = [

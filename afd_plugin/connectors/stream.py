@@ -16,6 +16,7 @@ import struct
 import time
 
 from afd_plugin.config import LinkSettings
+from afd_plugin.control.address import Address
 from afd_plugin.errors import PeerLost, ProtocolError
 
 HANDSHAKE_S = 2.0
@@ -28,11 +29,15 @@ _CHUNK_BYTES = 1 << 16
 
 def listening(settings: LinkSettings) -> tuple[socket.socket, str]:
     """A socket that listens beside the control plane's, and where peers find it, as ``"host port"``."""
-    host = settings.listen.rpartition(":")[0].strip("[]") or "127.0.0.1"
+    host = Address.parse(settings.listen, settings.variable("listen")).host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.bind((host, 0))
-    listener.listen()
+    try:
+        listener.bind((host, 0))
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
     return listener, f"{settings.advertise or host} {listener.getsockname()[1]}"
 
 

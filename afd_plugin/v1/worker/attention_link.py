@@ -213,6 +213,7 @@ class AttentionLink:
             with RANGES.exchange(exchange, unit.name):
                 output = self._cross(exchange, unit, hidden.contiguous(), router_logits)
         else:
+            self._give_way()
             output = torch.empty_like(hidden)
         if self._group.world_size > 1:
             output = self._group.broadcast(output, 0)
@@ -221,6 +222,14 @@ class AttentionLink:
         self.counts.exchange_seconds += elapsed
         self.recent_exchange_s.append(elapsed)
         return output
+
+    def _give_way(self) -> None:
+        """Between the rows of a stage and the wait for their answer: the other stage's attention goes there.
+
+        Every rank of a lane does so, since all enqueue the lane's collectives in one order.
+        """
+        if self._plan is not None and self._plan.stages > 1:
+            dbo_yield()
 
     def _cross(
         self, exchange: Exchange, unit: RemoteUnit, hidden: torch.Tensor, router_logits: torch.Tensor | None
@@ -238,9 +247,7 @@ class AttentionLink:
         router_logits: torch.Tensor | None,
     ) -> torch.Tensor:
         connector.send_hidden(exchange, unit, hidden, router_logits)
-        if self._plan is not None and self._plan.stages > 1:
-            # The other stage's attention goes behind this stage's rows, and only then the wait for the answer.
-            dbo_yield()
+        self._give_way()
         waiting = time.perf_counter()
         received = connector.recv_output(exchange, hidden.shape[0])
         self.counts.wait_seconds += time.perf_counter() - waiting

@@ -27,7 +27,7 @@ from vllm.utils.torch_utils import current_stream
 from vllm.v1.worker.workspace import lock_workspace
 
 from afd_plugin.control import Event
-from afd_plugin.errors import AFDError, UnsupportedFeature
+from afd_plugin.errors import AFDError
 from afd_plugin.plan import Exchange, RemoteUnit, StepKind, StepPlan, schedule
 from afd_plugin.v1.worker.ffn_service import FFNCounts, FFNService
 from afd_plugin.v1.worker.fingerprints import graph_mode, model_dtype
@@ -67,11 +67,6 @@ class GraphedFFNService(FFNService):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if len(self._sharing) > 1:
-            raise UnsupportedFeature(
-                "Several FFN groups whose experts vLLM flattens into one world are not served on CUDA yet; "
-                "use --ffn-dp 1, or --ffn-ep."
-            )
         self.counts = GraphCounts()
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._graphs: dict[Layout, torch.cuda.CUDAGraph] = {}

@@ -230,6 +230,10 @@ class Recovery:
         planes = None
         try:
             planes = self._rejoin({POSITION_KEY: str(self.progress.position)}, left, self._cancelled, before)
+            connector = planes.connector
+            planes.control.on_failure(
+                lambda error: connector.abort()
+            )  # ends a replay whose FFN is lost again
             self._go_on(planes)
         except _HOPELESS:
             if planes is not None:

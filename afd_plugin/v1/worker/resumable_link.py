@@ -78,10 +78,10 @@ class ResumableLink(AttentionLink):
 def check_resumable(config: AFDConfig, connector: AFDConnector) -> None:
     """Refuse to hold requests where an interrupted step could not go on."""
     topology = config.topology
-    if topology.ffn_shards > 1 or topology.independent_lanes:
+    if not topology.one_ffn:
         raise ConfigRefused(
-            f"AFD_FFN_RESTART_WINDOW (--ffn-restart-window) is set, but {topology.name} has processes of one role "
-            "that share no world, and only one FFN with lanes in lockstep can be started again; drop the option."
+            f"AFD_FFN_RESTART_WINDOW (--ffn-restart-window) is set, but only one FFN group with lanes in lockstep can "
+            f"be started again, and {topology.name} has more, or engines of their own; drop the option."
         )
     if connector.stream_ordered or config.microbatches > 1:
         raise ConfigRefused(

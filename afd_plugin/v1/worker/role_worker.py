@@ -171,7 +171,7 @@ class RoleWorkerMixin(_Base):
             except AFDError as error:
                 refusal = error
         if get_tp_group().world_size > 1:
-            refusal = refusal or get_tp_group().broadcast_object(refusal, 0)
+            refusal = get_tp_group().broadcast_object(refusal, 0)  # followers raise it, too
         if refusal is not None:
             raise refusal
         self._span("AFD handshake", began)

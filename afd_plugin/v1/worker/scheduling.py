@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short scheduler slice for the CPU lane's workers, so that a message wakes its receiver at once.
+"""A short scheduler slice for the workers, so that a message wakes its receiver at once.
 
 While a worker computes, vLLM's engine core polls shared memory in a loop. On a host with as many busy processes as
 cores the receiver of an exchange is often woken on the core of that loop, and Linux lets the loop finish its slice of
@@ -15,6 +15,8 @@ import os
 import platform
 import struct
 
+from afd_plugin.errors import ConfigRefused
+
 SLICE_US = 100
 """The shortest slice that Linux grants."""
 SLICE_VARIABLE = "AFD_SLICE_US"
@@ -29,11 +31,13 @@ def request_short_slice() -> bool:
     """Ask for a short slice for this thread and the threads it will start; whether the kernel took it.
 
     Raises:
-        ValueError: ``AFD_SLICE_US`` is not a number.
+        ConfigRefused: ``AFD_SLICE_US`` is not a number.
     """
     wanted = os.environ.get(SLICE_VARIABLE, str(SLICE_US))
     if not wanted.isdecimal():
-        raise ValueError(f"{SLICE_VARIABLE} is {wanted!r}; expected microseconds, or 0 for the system's own.")
+        raise ConfigRefused(
+            f"{SLICE_VARIABLE} is {wanted!r}; expected microseconds, or 0 for the system's own."
+        )
     number = _SYSTEM_CALL.get(platform.machine())
     plain = os.sched_getscheduler(0) == os.SCHED_OTHER  # whoever chose another policy keeps it
     if int(wanted) == 0 or number is None or not plain:

@@ -65,6 +65,17 @@ def test_on_gpus_one_ffn_child_per_group_joined_as_vllms_offline_data_parallel()
         assert child.env["VLLM_DP_MASTER_PORT"] == "4001"
 
 
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [("1,2,0", ["1,2,0", "2,1,0"]), ("0", ["0", "0"])],
+    ids=["apart", "on-one"],
+)
+def test_each_ffn_shard_sees_a_gpu_of_its_own_first(visible: str, expected: list[str]) -> None:
+    launch = replace(options(Topology(ffn_shards=2)), device="cuda")
+    children = ffn_children(launch, {"CUDA_VISIBLE_DEVICES": visible}, None, master_port=4001)
+    assert [child.env["CUDA_VISIBLE_DEVICES"] for child in children] == expected
+
+
 @pytest.mark.parametrize("topology", [Topology(), Topology(attention_dp=4, ffn_dp=2)])
 def test_on_a_cpu_all_ffn_groups_are_ranks_of_one_child(topology: Topology) -> None:
     (child,) = ffn_children(options(topology), {}, None, master_port=4001)
@@ -171,6 +182,7 @@ def test_a_restart_window_gives_the_only_ffn_child_a_policy_and_steps_a_longer_b
         {"afd": AFDConfig(Role.ATTENTION, microbatches=2)},
         {"afd": AFDConfig(Role.ATTENTION, Topology(ffn_shards=2))},
         {"afd": AFDConfig(Role.ATTENTION, Topology(attention_dp=2, independent_lanes=True))},
+        {"afd": AFDConfig(Role.ATTENTION, Topology(attention_dp=2, ffn_dp=2))},
     ],
 )
 def test_a_restart_window_where_no_step_could_go_on_is_refused_before_anything_starts(

@@ -15,7 +15,7 @@ from afd_plugin.config import LinkSettings
 from afd_plugin.connectors.base import AFDConnector, ConnectorShape
 from afd_plugin.connectors.registry import create_connector
 from afd_plugin.connectors.sharded import ShardedConnector, add, of_shard
-from afd_plugin.errors import ProtocolError
+from afd_plugin.errors import ConfigRefused, ProtocolError
 from afd_plugin.plan import Exchange, RemoteUnit, UnitKind
 
 UNIT = RemoteUnit(0, "experts", UnitKind.EXPERTS)
@@ -30,6 +30,14 @@ SHAPE = ConnectorShape(
     device=torch.device("cpu"),
     units=(UNIT,),
 )
+
+
+def test_more_shards_than_a_gpu_adds_in_one_kernel_are_refused_before_anything_is_made() -> None:
+    def never(shape: ConnectorShape, settings: LinkSettings) -> AFDConnector:
+        raise AssertionError("a link was made")
+
+    with pytest.raises(ConfigRefused, match="split over 9 FFN processes"):
+        ShardedConnector(never, replace(SHAPE, device=torch.device("cuda")), SETTINGS, 9)
 
 
 def serve(plane: AFDConnector, offer: dict[str, str], answer: Callable[[torch.Tensor], torch.Tensor]) -> None:

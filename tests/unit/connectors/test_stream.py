@@ -9,7 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from afd_plugin.connectors.stream import Stream
+from afd_plugin.config import LinkSettings
+from afd_plugin.connectors.stream import Stream, listening
 from afd_plugin.errors import PeerLost, ProtocolError
 
 TOKEN, LIFE = "a shared secret", "one life"
@@ -32,6 +33,14 @@ def ends() -> Iterator[tuple[Stream, Stream]]:
     yield near, far
     near.close()
     far.close()
+
+
+@pytest.mark.parametrize(("listen", "host"), [("*:29700", "0.0.0.0"), ("[::1]:29700", "::1")])
+def test_the_data_plane_listens_where_the_control_plane_does(listen: str, host: str) -> None:
+    listener, offer = listening(LinkSettings(listen=listen, advertise="ffn-host"))
+    with closing(listener):
+        assert listener.getsockname()[0] == host
+        assert offer == f"ffn-host {listener.getsockname()[1]}"
 
 
 def pattern(size: int, seed: int) -> bytes:

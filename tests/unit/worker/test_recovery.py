@@ -39,7 +39,7 @@ from afd_plugin.topology import Topology
 from afd_plugin.v1.worker.recovery import Planes, Recovery
 from afd_plugin.v1.worker.rejoin import Rejoining
 from afd_plugin.v1.worker.resumable_link import ResumableLink
-from afd_plugin.v1.worker.resume import Progress
+from afd_plugin.v1.worker.resume import POSITION_KEY, Progress, Sent
 from tests.unit.control.harness import FAST, PATIENCE_S, fingerprint
 
 pytestmark = pytest.mark.vllm
@@ -280,6 +280,37 @@ def test_an_idle_lane_meets_the_next_ffn_without_being_asked_for_a_step() -> Non
             time.sleep(0.01)
         for future in one.start([(2,), (1,)]):
             future.result(PATIENCE_S)
+
+
+def test_an_ffn_that_is_lost_again_while_rows_are_sent_once_more_ends_that_wait() -> None:
+    """No connection need end with it: the control plane alone may have heard."""
+    aborted = threading.Event()
+    told: list[Callable[[AFDError], None]] = []
+    positions = ("4", "3")  # this lane is one exchange ahead of the other
+    lanes = [
+        SimpleNamespace(id=SimpleNamespace(role=Role.ATTENTION), data={POSITION_KEY: at}) for at in positions
+    ]
+
+    def receive(exchange: Exchange, rows: int) -> None:
+        told[0](PeerLost("silence"))
+        assert aborted.wait(PATIENCE_S), "nothing ended the wait"
+        raise PeerLost("aborted")
+
+    connector: Any = SimpleNamespace(
+        abort=aborted.set, close=lambda: None, send_hidden=lambda *message: None, recv_output=receive
+    )
+    control: Any = SimpleNamespace(
+        owner=0, announce=lambda plan: None, on_failure=told.append, close=lambda: None
+    )
+    planes = Planes(control, connector, SimpleNamespace(members=lanes))  # type: ignore[arg-type]
+    progress = Progress(0, len(UNITS))
+    progress.begin(StepPlan(1, StepKind.REAL, ((1,), (1,))))
+    progress.complete(Sent(Exchange(1, 0, 0), UNITS[0], torch.zeros(1, HIDDEN), None))
+    recovery = Recovery(
+        planes, progress, lambda *facts: planes, 1.0, 1.0, lambda planes: None, lambda error: None
+    )
+    assert recovery._attempt(1.0, planes) is None
+    assert aborted.is_set()
 
 
 def test_when_the_window_passes_the_failure_is_the_one_that_it_was_and_is_told_once() -> None:

@@ -8,6 +8,7 @@ from threading import Thread
 
 import pytest
 
+from afd_plugin.errors import ConfigRefused
 from afd_plugin.v1.worker.scheduling import SLICE_US, request_short_slice
 
 KERNEL = tuple(int(part) for part in platform.release().split(".")[:2])
@@ -58,5 +59,5 @@ def test_a_process_with_a_policy_of_its_own_keeps_it(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="AFD_SLICE_US is 'soon'"):
+    with pytest.raises(ConfigRefused, match="AFD_SLICE_US is 'soon'"):
         in_a_thread_of_its_own(monkeypatch, "soon")
