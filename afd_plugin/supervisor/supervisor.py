@@ -147,7 +147,9 @@ class Supervisor:
                 )
             self._handle(next_probe - time.monotonic())
         if self._draining and not self._asked and not self._faults:
-            self._hear_out()
+            # An FFN leaves in good order when attention says so, and vLLM's executor makes it say so where its engine
+            # fails, too; its HTTP server looks for a dead engine every five seconds, and has the word until then.
+            self._wait_for(self._children, time.monotonic() + self._limits.failure)
         if (
             self._draining
             and not self._faults
@@ -295,26 +297,10 @@ class Supervisor:
 
     # ------------------------------------------------------------------ endings
 
-    def _hear_out(self) -> None:
-        """A child has left although nobody asked: let the others end, too, and say why.
-
-        An FFN leaves in good order when attention says so, and vLLM's executor lets attention say so as well where its
-        engine ends because of an error. Attention's HTTP server looks for a dead engine every five seconds only.
-        """
-        deadline = time.monotonic() + self._limits.failure
-        while self._any_running() and not self._asked and not self._faults:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
-            self._handle(left)
-
     def _await_in_band(self, timeout: float) -> None:
         """After a fault: let the children notice it by themselves and answer their clients."""
         deadline = time.monotonic() + timeout
-        while self._any_running() and self._asked < 2:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
+        while self._any_running() and self._asked < 2 and (left := deadline - time.monotonic()) > 0:
             self._handle(left)
 
     def _drain(self) -> None:

@@ -110,20 +110,6 @@ def test_a_failing_child_takes_the_others_along_and_is_named(tmp_path: Path) -> 
     assert time.monotonic() - begun < 10
 
 
-@pytest.mark.parametrize("ready", [True, False], ids=["serving", "starting"])
-def test_a_child_that_leaves_in_good_order_is_no_clean_end_where_another_then_fails(
-    ready: bool, tmp_path: Path
-) -> None:
-    """Attention lets the FFN go, and learns of its dead engine a second later; asked to stop, it would say nothing."""
-    serving = "report.phase('serving')" if ready else ""
-    peer = child("attention-0", f"{serving}\nsys.exit(0 if stop.wait(1.5) else 1)")
-    left = child("ffn-0", f"{serving}\ntime.sleep(0.3)", order=1)
-    run = Run(tmp_path, left, peer)
-    assert run.outcome.exit_code == 1
-    assert run.outcome.cause is not None
-    assert run.outcome.cause.message.startswith("attention-0 exited with code 1.")
-
-
 def test_a_failure_report_gives_the_sentence_and_the_exit_code(tmp_path: Path) -> None:
     body = "report.failure(ConfigRefused('Unknown key afd.x; known keys are y.'))\nsys.exit(1)"
     run = Run(tmp_path, child("a", SERVE), child("b", body))
