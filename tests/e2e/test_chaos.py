@@ -45,8 +45,8 @@ START_S = 16.0
 
 MOMENTS = ("start-25", "start-50", "start-75", "idle", "prefill", "decode")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
-GOOD_ORDER_S = 60.0
-"""After SIGTERM requests may finish: the bound is that of a clean stop."""
+GOOD_ORDER_S = 120.0
+"""After SIGTERM requests may finish, which takes a slow host 50 seconds: then a clean stop has its own bound."""
 
 
 @pytest.fixture(scope="session")
