@@ -81,7 +81,7 @@ def lives(folder: Path, *bodies: str, **policy: float) -> ChildSpec:
     Path({str(count)!r}).write_text(str(life + 1))
     exec(compile({list(bodies)!r}[min(life, {len(bodies) - 1})], 'body', 'exec'))
     """
-    restart = RestartPolicy(**{"window": 10.0, "limit": 3, **policy}, env={"AGAIN": "yes"})  # type: ignore[arg-type]
+    restart = RestartPolicy(**{"window": 60.0, "limit": 3, **policy}, env={"AGAIN": "yes"})  # type: ignore[arg-type]
     return replace(child("ffn-0", text, order=1), restart=restart)
 
 
@@ -95,11 +95,12 @@ def keeper(folder: Path, starts: int) -> ChildSpec:
     return child("attention-0", body)
 
 
-FAILS = "report.phase('serving')\ntime.sleep(0.3)\nreport.failure(RuntimeError('planted'))\nsys.exit(1)"
+FAILS = "report.phase('serving')\ncomplete()\nreport.failure(RuntimeError('planted'))\nsys.exit(1)"
 
 
 def serves(folder: Path, number: int) -> str:
-    return f"Path({str(folder)!r}, 'served-{number}').write_text(os.environ.get('AGAIN', 'no'))\n{SERVE}"
+    served = f"Path({str(folder)!r}, 'served-{number}').write_text(os.environ.get('AGAIN', 'no'))"
+    return f"report.phase('serving')\n{served}\nstop.wait()"
 
 
 def test_a_child_that_failed_serves_again_with_its_own_variables_and_the_service_ends_well(
@@ -134,9 +135,9 @@ def test_a_child_that_keeps_failing_is_given_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        ("report.phase('serving')\ntime.sleep(0.3)\nreport.failure(PeerLost('gone'))\nsys.exit(3)", 3),
-        ("report.phase('serving')\ntime.sleep(0.3)\nreport.failure(ConfigRefused('no'))\nsys.exit(2)", 2),
-        ("report.phase('serving')\ntime.sleep(0.3)", 0),
+        ("report.phase('serving')\ncomplete()\nreport.failure(PeerLost('gone'))\nsys.exit(3)", 3),
+        ("report.phase('serving')\ncomplete()\nreport.failure(ConfigRefused('no'))\nsys.exit(2)", 2),
+        ("report.phase('serving')\ncomplete()", 0),
         ("report.failure(RuntimeError('planted'))\nsys.exit(1)", 1),
     ],
     ids=["lost-its-peer", "refused", "ended-well", "while-starting"],
@@ -151,9 +152,9 @@ def test_what_is_no_fault_of_its_own_or_no_service_yet_is_not_started_again(
 
 
 def test_a_stop_while_a_child_is_down_is_the_fault_of_that_child(tmp_path: Path) -> None:
-    # The failed child stays for as long as it may, so that the request to stop finds the service incomplete.
-    stays = "report.phase('serving')\ntime.sleep(0.3)\nreport.failure(RuntimeError('planted'))\nstop.wait()"
-    ends = child("attention-0", "report.phase('serving')\ntime.sleep(0.6)")
-    run = Run(tmp_path, lives(tmp_path, stays), ends, limits=replace(LIMITS, failure=5.0))
+    # The failed child stays until the other has ended, so that the request to stop finds the service incomplete.
+    stays = f"{FAILS.removesuffix('sys.exit(1)')}logged('attention-0 exited with code 0')"
+    ends = child("attention-0", "report.phase('serving')\nlogged('ffn-0 failed')")
+    run = Run(tmp_path, lives(tmp_path, stays), ends, limits=replace(LIMITS, failure=60.0))
     assert run.outcome.exit_code == 1, run.log
     assert not run.left()

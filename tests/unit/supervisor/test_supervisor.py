@@ -31,6 +31,15 @@ from afd_plugin import report
 from afd_plugin.errors import ConfigRefused, PeerLost
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
+def until(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, 'what this child waits for has not come'
+        time.sleep(0.02)
+def complete():
+    until(Path(os.environ['RUN_COMPLETE']).exists)
+def logged(text):
+    until(lambda: text in Path(os.environ['RUN_LOG']).read_text())
 """
 SERVE = "report.phase('serving')\nstop.wait()\n"
 
@@ -41,11 +50,18 @@ def child(name: str, body: str, order: int = 0) -> ChildSpec:
 
 
 class Run:
-    """One supervised run with its log, and what was ready."""
+    """One supervised run with its log, and what was ready.
+
+    In a child's body ``complete()`` waits until the supervisor knows that every child serves, and ``logged(text)``
+    until its log says so: what comes next then comes later, on a host of any speed.
+    """
 
     def __init__(self, tmp_path: Path, *specs: ChildSpec, limits: TimeLimits = LIMITS) -> None:
         self.ready: list[Mapping[str, Details]] = []
         self.path = tmp_path / "log"
+        self.complete = tmp_path / "complete"
+        told = {"RUN_COMPLETE": str(self.complete), "RUN_LOG": str(self.path)}
+        specs = tuple(replace(spec, env={**spec.env, **told}) for spec in specs)
         with open(self.path, "wb") as outlet:
             sink = LogSink(outlet.fileno())
             self.supervisor = Supervisor(specs, limits, sink, self.on_ready)
@@ -55,6 +71,7 @@ class Run:
 
     def on_ready(self, details: Mapping[str, Details]) -> None:
         self.ready.append(details)
+        self.complete.touch()
 
     def left(self) -> list[psutil.Process]:
         return members_of(int(line.rsplit(" ", 1)[1]) for line in self.log.splitlines() if "started" in line)
@@ -119,17 +136,18 @@ def test_a_failure_report_gives_the_sentence_and_the_exit_code(tmp_path: Path) -
 
 
 def test_the_peer_that_notices_is_not_the_cause(tmp_path: Path) -> None:
-    victim = child("ffn-0", "report.phase('serving')\ntime.sleep(1)\nos.kill(os.getpid(), 9)", order=1)
+    victim = child("ffn-0", "report.phase('serving')\ncomplete()\nos.kill(os.getpid(), 9)", order=1)
     peer = child(
         "attention-0",
         """
         report.phase('serving')
-        time.sleep(1.2)
+        logged('ffn-0 was ended by SIGKILL')
         report.failure(PeerLost('FFN group 0 is gone.'))
         sys.exit(3)
         """,
     )
-    run = Run(tmp_path, peer, victim)
+    run = Run(tmp_path, peer, victim, limits=replace(LIMITS, failure=20.0))
+    assert "attention-0 failed: peer-lost" in run.log
     assert run.outcome.cause is not None
     assert run.outcome.cause.message == "ffn-0 was ended by SIGKILL."
     assert run.outcome.exit_code == 1
@@ -138,19 +156,20 @@ def test_the_peer_that_notices_is_not_the_cause(tmp_path: Path) -> None:
 def test_a_stopped_grandchild_is_found_ended_and_named_within_the_bound(tmp_path: Path) -> None:
     body = """
     inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
-    report.phase('serving')
-    time.sleep(0.5)
+    report.phase('serving', inner=inner.pid)
+    complete()
     os.kill(inner.pid, signal.SIGSTOP)
     inner.wait()
     print('noticed')
-    stop.wait()
     """
     begun = time.monotonic()
-    run = Run(tmp_path, child("a", body))
+    # The child ends by itself once it has noticed, and is given the time for it: only the stopped process is killed.
+    run = Run(tmp_path, child("a", body), limits=replace(LIMITS, failure=20.0))
     assert run.outcome.cause is not None
     assert run.outcome.cause.error == "process-stopped"
     assert "[a] noticed" in run.log
-    assert len(run.outcome.killed) == 1
+    (killed,) = run.outcome.killed
+    assert killed.startswith(f"{run.ready[0]['a']['inner']} (")
     assert time.monotonic() - begun < 10
     assert run.left() == []
 
@@ -161,7 +180,7 @@ LOST = """
     while 'TITLE' not in open(f'/proc/{inner.pid}/comm').read():
         time.sleep(0.01)
     report.phase('serving')
-    time.sleep(0.5)
+    complete()
     LAST_WORDS
     inner.kill()
     inner.wait()
@@ -210,9 +229,9 @@ def test_a_stubborn_child_is_killed_counted_and_makes_the_stop_unclean(tmp_path:
 
 def test_an_orphaned_grandchild_is_not_left_behind(tmp_path: Path) -> None:
     body = """
-    code = 'import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)'
-    subprocess.Popen([sys.executable, '-c', code])
-    time.sleep(0.5)
+    code = 'import signal, time; signal.signal(15, signal.SIG_IGN); print("deaf", flush=True); time.sleep(60)'
+    inner = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)
+    assert inner.stdout.readline() == b'deaf\\n'
     """
     run = Run(tmp_path, child("a", body))
     assert run.left() == []
@@ -244,7 +263,7 @@ def test_a_service_that_never_becomes_ready_ends_by_the_startup_bound(tmp_path: 
 
 
 def test_a_flood_of_output_holds_nobody_up(tmp_path: Path) -> None:
-    run = Run(tmp_path, child("a", "for _ in range(200000): print('z' * 80)\nreport.phase('serving')"))
+    run = Run(tmp_path, child("a", "for _ in range(50_000): print('z' * 80)\nreport.phase('serving')"))
     assert run.outcome == Outcome(0)
 
 
@@ -338,7 +357,7 @@ def test_a_fault_names_the_processes_that_had_ended_by_then(tmp_path: Path) -> N
     body = """
     inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
     report.phase('serving', inner=inner.pid)
-    time.sleep(1)
+    complete()
     inner.kill()
     inner.wait()
     report.failure(PeerLost('The engine ended.'))
