@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +28,8 @@ from tests.unit.control.harness import (
 )
 
 ONE = Topology()
+LATE = replace(FAST, failure_timeout_s=20)
+"""Silence is noticed 14 s after a heartbeat at the earliest: what is noticed within 10 s was noticed otherwise."""
 
 
 @contextmanager
@@ -58,21 +62,22 @@ def bring_up(service: Service, children: list[Child]) -> None:
 
 
 def test_a_killed_attention_process_wakes_the_ffn_at_once() -> None:
-    with ffn_with_remote_attention() as (service, (child,)):
+    with ffn_with_remote_attention(LATE) as (service, (child,)):
         bring_up(service, [child])
         event = service.groups[0].start("next_event")
         assert still_waiting(event)
         killed = time.monotonic()
         child.signal(signal.SIGKILL)
         error = event.exception(PATIENCE_S)
-        assert time.monotonic() - killed < 1.0
+        assert time.monotonic() - killed < 10
         assert isinstance(error, PeerLost)
+        assert "connection" in str(error)
         assert "attention lane 0 (pid" in str(error)
         assert str(child.pid) in str(error)
 
 
 def test_a_process_killed_while_it_loads_wakes_those_who_wait_for_ready() -> None:
-    with ffn_with_remote_attention(lanes=2) as (service, children):
+    with ffn_with_remote_attention(LATE, lanes=2) as (service, children):
         children[0].send("ready")
         children[0].answer()
         children[0].send("wait_ready")
@@ -85,27 +90,27 @@ def test_a_process_killed_while_it_loads_wakes_those_who_wait_for_ready() -> Non
         assert isinstance(error, PeerLost)
         assert "attention lane 1" in str(error)
         answer = children[0].answer()
-        assert time.monotonic() - killed < 1.5
+        assert time.monotonic() - killed < 10
         assert answer.startswith("PeerLost")
         assert "attention lane 1" in answer
 
 
 def test_a_stopped_attention_process_is_found_within_the_bound() -> None:
-    settings = replace(FAST, failure_timeout_s=1.5)
+    settings = replace(FAST, failure_timeout_s=4)
     with ffn_with_remote_attention(settings) as (service, (child,)):
         bring_up(service, [child])
         event = service.groups[0].start("next_event")
         stopped = time.monotonic()
         child.signal(signal.SIGSTOP)
         error = event.exception(PATIENCE_S)
-        assert time.monotonic() - stopped < 1.5 + 1.0
+        assert time.monotonic() - stopped < 4 + 4
         assert isinstance(error, PeerLost)
-        assert "silent for 1.125 s (AFD_FAILURE_TIMEOUT=1.5)" in str(error)
+        assert "silent for 3 s (AFD_FAILURE_TIMEOUT=4)" in str(error)
         child.signal(signal.SIGCONT)
 
 
 def test_a_short_stop_is_no_failure() -> None:
-    settings = replace(FAST, failure_timeout_s=3.0)
+    settings = replace(FAST, failure_timeout_s=8, heartbeat_interval_s=0.5)
     with ffn_with_remote_attention(settings) as (service, (child,)):
         bring_up(service, [child])
         child.signal(signal.SIGSTOP)
@@ -118,7 +123,8 @@ def test_a_short_stop_is_no_failure() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_dead_or_stopped_ffn_is_found_by_attention_within_the_bound(number: signal.Signals) -> None:
-    settings = replace(FAST, failure_timeout_s=1.5)
+    killed = number == signal.SIGKILL
+    settings = LATE if killed else replace(FAST, failure_timeout_s=4)
     with meeting(ONE, settings) as service:
         child = Child("ffn")
         try:
@@ -132,9 +138,10 @@ def test_a_dead_or_stopped_ffn_is_found_by_attention_within_the_bound(number: si
             struck = time.monotonic()
             child.signal(number)
             error = waiting.exception(PATIENCE_S)
-            assert time.monotonic() - struck < (1.0 if number == signal.SIGKILL else 2.5)
+            assert time.monotonic() - struck < (10 if killed else 4 + 4)
             assert isinstance(error, PeerLost)
             assert "FFN group 0" in str(error)
+            assert ("connection" if killed else "silent for 3 s") in str(error)
             with pytest.raises(PeerLost):
                 lane.do("announce", plan(1, 7))
         finally:
@@ -153,8 +160,13 @@ def test_an_abort_carries_the_error_and_the_end_of_its_traceback() -> None:
         except ValueError as error:
             started = time.monotonic()
             group.do("abort", error)
-            assert time.monotonic() - started < 0.5
-        remote = failure_of(lane, 1.0)
+            assert time.monotonic() - started < 5
+        remote = failure_of(lane)
+        (peer,) = group.control._monitor._net.peers.values()
+        deadline = time.monotonic() + PATIENCE_S
+        while not peer.confirmed:  # on a busy host after abort() has given up waiting for it
+            assert time.monotonic() < deadline, "nobody has confirmed the abort"
+            time.sleep(0.01)
         assert isinstance(remote, PeerAborted)
         assert remote.remote_error == "ValueError: boom at layer 3"
         assert any("broken_layer" in line for line in remote.traceback_tail)
@@ -212,12 +224,24 @@ def test_a_lost_member_is_named_alike_everywhere() -> None:
 
 
 def test_a_pause_of_the_whole_machine_is_no_failure() -> None:
-    with serving(settings=replace(FAST, failure_timeout_s=1.0)) as service:
-        parties = [*service.groups, *service.lanes]
-        for party in parties:
-            # lint: allow sleeping: a thread that stands still is the planted fault
-            party.control._monitor._order(lambda: time.sleep(1.5))
-        time.sleep(2.0)  # lint: allow sleeping: the pause, and then time to take it for a failure
+    with serving(settings=replace(FAST, failure_timeout_s=2)) as service:
+        controls = [party.control for party in (*service.groups, *service.lanes)]
+        together = threading.Barrier(len(controls))
+        heard: dict[int, int] = {}
+
+        def pause(number: int) -> None:
+            together.wait(PATIENCE_S)
+            time.sleep(3)  # lint: allow sleeping: a thread that stands still is the planted fault
+            heard[number] = controls[number].statistics.heartbeats_received
+
+        for number, control in enumerate(controls):
+            control._monitor._order(partial(pause, number))
+        deadline = time.monotonic() + PATIENCE_S
+        for number, control in enumerate(controls):
+            # The third heartbeat after the pause comes when its length has been judged.
+            while number not in heard or control.statistics.heartbeats_received < heard[number] + 3:
+                assert time.monotonic() < deadline, "the service has not gone on"
+                time.sleep(0.02)
         service.lanes[0].do("announce", plan(1, 7))
         assert service.groups[0].do("next_event") == plan(1, 7)
 
@@ -235,7 +259,7 @@ def test_callbacks_run_once_each_and_a_broken_one_stops_no_other(caplog: pytest.
         service.groups[0].do("abort", "first")
         service.groups[0].do("abort", "second")
         failure_of(service.lanes[0])
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         while not seen and time.monotonic() < deadline:
             time.sleep(0.01)
         assert [type(error) for error in seen] == [PeerAborted]

@@ -19,6 +19,8 @@ from afd_plugin.topology import Topology
 from tests.unit.control.harness import FAST, PATIENCE_S, TOKEN, fingerprint, meeting, still_waiting
 
 SHORT = replace(FAST, rendezvous_timeout_s=1.0)
+JOINABLE = replace(FAST, rendezvous_timeout_s=3.0)
+"""For a host that is to give up, but only after those who come have joined."""
 
 
 def test_attention_alone_times_out_and_names_what_is_missing() -> None:
@@ -58,7 +60,7 @@ def test_ffn_alone_times_out_and_names_what_is_missing() -> None:
 
 
 def test_a_missing_member_is_named_on_every_side() -> None:
-    with meeting(Topology(2, 1, 2, 1), SHORT) as service:
+    with meeting(Topology(2, 1, 2, 1), JOINABLE) as service:
         waiting = [service.start_group(0), service.start_group(1, FAST), service.start_lane(1, FAST)]
         for result in waiting:
             error = result.exception(PATIENCE_S)
@@ -68,15 +70,24 @@ def test_a_missing_member_is_named_on_every_side() -> None:
             assert "attention lane 1" in str(error)
 
 
-def test_the_host_stays_until_a_slow_member_has_read_why_it_is_refused() -> None:
-    with meeting(Topology(2, 1, 1, 1), SHORT) as service, zmq.Context() as context:
+def test_the_host_stays_until_a_slow_member_has_read_why_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("afd_plugin.control.rendezvous.REFUSE_GRACE_S", PATIENCE_S)
+    with meeting(Topology(2, 1, 1, 1), JOINABLE) as service, zmq.Context() as context:
         host = service.start_group(0)
         slow = dial(context, Address.parse(service.peer, ""), TOKEN)
+        slow.socket.rcvtimeo = round(PATIENCE_S * 1000)
         me = m.Member(m.MemberId(m.Role.ATTENTION, 0), "pid 1 on nowhere")
         assert slow.socket.poll(5000, zmq.POLLOUT)
         slow.socket.send(m.encode(m.hello(m.Introduction(me, fingerprint()))))
         assert isinstance(m.decode(slow.socket.recv()), m.Progress)
-        assert still_waiting(host, for_s=1.5)  # the host has given up meanwhile
+        refused = service.groups[0].control.statistics.refused
+        deadline = time.monotonic() + PATIENCE_S
+        while not refused[RendezvousTimeout.name]:
+            assert time.monotonic() < deadline, "the host has not given up"
+            time.sleep(0.02)
+        assert still_waiting(host, for_s=0.5)
         refusal = m.decode(slow.socket.recv())
         slow.close()
         assert isinstance(refusal, m.Refuse)
@@ -86,8 +97,8 @@ def test_the_host_stays_until_a_slow_member_has_read_why_it_is_refused() -> None
 
 def test_a_member_that_runs_out_of_time_first_says_whom_it_waited_for() -> None:
     with meeting(Topology(2, 1, 1, 1)) as service:
-        host = service.start_group(0, replace(FAST, rendezvous_timeout_s=3))
-        error = service.start_lane(0, SHORT).exception(PATIENCE_S)
+        host = service.start_group(0, replace(FAST, rendezvous_timeout_s=5))
+        error = service.start_lane(0, replace(FAST, rendezvous_timeout_s=2)).exception(PATIENCE_S)
         assert isinstance(error, RendezvousTimeout)
         assert "Missing: attention lane 1" in str(error)
         host_error = host.exception(PATIENCE_S)
