@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from afd_plugin.control import messages as m
 from afd_plugin.control.address import Address
 from afd_plugin.control.sockets import DISCONNECTED, Channel, dial
-from tests.unit.control.harness import FAST, TOKEN, Service, plan, serving
+from tests.unit.control.harness import FAST, PATIENCE_S, TOKEN, Service, plan, serving
 
 ZMTP_GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + b"\0" * 31
 
@@ -129,13 +129,14 @@ def test_a_plain_zmq_peer_without_the_token_never_reaches_a_decoder(target: Targ
     assert dict(statistics.dropped) == before
 
 
+@pytest.mark.timeout(300)  # the flood may take as long as the monitor may stay busy
 def test_a_flood_of_connections_blocks_no_step_while_the_monitor_thread_is_busy() -> None:
-    with serving(settings=replace(FAST, failure_timeout_s=25)) as service:
+    with serving(settings=replace(FAST, failure_timeout_s=120)) as service:
         flooded = Target(service)
         busy, release = threading.Event(), threading.Event()
         monitor = service.groups[0].control._monitor
-        monitor._order(lambda: (busy.set(), release.wait(20)))
-        assert busy.wait(5)
+        monitor._order(lambda: (busy.set(), release.wait(100)))
+        assert busy.wait(PATIENCE_S)
         try:
             for _ in range(2500):
                 flooded.throw(b"GET / HTTP/1.1\r\n\r\n", 1)
