@@ -17,7 +17,7 @@ from afd_plugin.config import AFDConfig, Role
 from afd_plugin.errors import ConfigRefused, ModelRefused, UnsupportedFeature
 from afd_plugin.topology import Topology
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]  # vLLM's import and checks take most of a minute
 
 ATTENTION = AFDConfig(Role.ATTENTION)
 ENVIRONMENT = {
@@ -155,7 +155,7 @@ def test_a_refused_child_ends_with_code_2_and_one_sentence(role: Role, dense_mod
         ],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 2, done.stderr
