@@ -117,7 +117,8 @@ class StreamOrderedSuite(ContractSuite):
 
     def test_abort_releases_a_wait_on_the_device(self, team: Team) -> None:
         seconds, *_ = team.run("released_by_abort", connector=self.connector)
-        assert 0.4 < seconds < 3
+        # By the abort half a second after its begin, not by the bound of 20 s on an exchange.
+        assert 0.4 < seconds < 10
 
     def test_what_is_computed_after_an_aborted_wait_is_never_taken_for_an_answer(self, team: Team) -> None:
         _, *lanes = team.run("answers_after_abort", connector=self.connector)

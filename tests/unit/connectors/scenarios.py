@@ -250,8 +250,8 @@ def released_by_abort(end: End, connector: str) -> float:
         seconds = 0.0
         if end.lane is None:
             timer = threading.Timer(0.5, plane.abort)
-            timer.start()
             started = time.monotonic()
+            timer.start()
             try:
                 plane.recv_hidden(Exchange(0, 0, 0), UNITS[0], [4] * end.lanes)
                 if plane.stream_ordered:

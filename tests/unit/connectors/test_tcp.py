@@ -28,7 +28,8 @@ class TestTcp(ContractSuite):
 
     def test_abort_releases_a_wait(self, team: Team) -> None:
         seconds, *_ = team.run("released_by_abort", connector=self.connector)
-        assert 0.4 < seconds < 3
+        # By the abort half a second after its begin, not by the bound of 20 s on an exchange.
+        assert 0.4 < seconds < 10
 
 
 def ends(lanes: int, settings: LinkSettings) -> list[TcpAFDConnector]:
@@ -56,7 +57,7 @@ def test_strangers_on_the_data_port_do_not_keep_the_lanes_out() -> None:
 
 
 def test_a_lane_that_never_comes_is_named_and_nothing_listens_afterwards() -> None:
-    ffn, first, _ = ends(2, LinkSettings(token="t", rendezvous_timeout_s=0.5))
+    ffn, first, _ = ends(2, LinkSettings(token="t", rendezvous_timeout_s=3.0))
     data = ffn.offer()
     with ThreadPoolExecutor(2) as pool:
         accepting, calling = pool.submit(ffn.connect, data), pool.submit(first.connect, data)

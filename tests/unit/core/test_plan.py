@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afd_plugin.plan import (
@@ -62,6 +62,7 @@ def test_zero_and_full_lanes_fit() -> None:
     plan((0,), (8,)).check(lanes=2, max_tokens=8)
 
 
+@settings(deadline=None)
 @given(
     rows=st.integers(0, 4096),
     hidden=st.integers(1, 8192),

@@ -59,8 +59,8 @@ def test_the_death_of_the_parent_is_noticed_at_once(tmp_path: Path) -> None:
     os.kill(host.pid, signal.SIGKILL)
     killed = time.monotonic()
     assert wait_for(tmp_path / "seen") == f"[{host.pid}] True"
-    assert time.monotonic() - killed < 2
-    host.join(5)
+    assert time.monotonic() - killed < PATIENCE_S / 3  # a worker that notices nothing says so after all of it
+    host.join(PATIENCE_S)
 
 
 def test_without_a_parent_of_multiprocessing_nothing_is_watched_and_closing_is_idempotent() -> None:
@@ -79,7 +79,7 @@ def test_a_lost_connection_is_explained_by_what_the_control_plane_learns_a_momen
     with serving() as service:
         lane = service.lanes[0].control
         threading.Timer(0.1, service.groups[0].control.abort, ["the experts are on fire"]).start()
-        found = verdict(lane, PeerLost("connection reset"), patience_s=5)
+        found = verdict(lane, PeerLost("connection reset"), patience_s=PATIENCE_S)
     assert "the experts are on fire" in str(found)
 
 
