@@ -10,7 +10,7 @@ import pytest
 
 from afd_plugin.supervisor.restarts import Revivals, may_restart
 from afd_plugin.supervisor.spec import ChildSpec, Fault, RestartPolicy
-from tests.unit.supervisor.test_supervisor import LIMITS, SERVE, Run, child
+from tests.unit.supervisor.harness import LIMITS, SERVE, Run, child
 
 POLICY = RestartPolicy(window=10.0, limit=2)
 SPEC = ChildSpec("ffn-0", ("true",), {}, restart=POLICY)
