@@ -155,7 +155,7 @@ def test_the_documented_options_are_the_real_ones() -> None:
 
 
 def test_the_documented_worker_classes_and_variables_exist() -> None:
-    from afd_plugin.config import LinkSettings
+    from afd_plugin.config import AFDConfig, LinkSettings, Role
     from afd_plugin.v1.refusals import WORKER_CLASSES
 
     document = DOCUMENT.read_text(encoding="utf-8")
@@ -164,5 +164,7 @@ def test_the_documented_worker_classes_and_variables_exist() -> None:
         module, _, name = path.rpartition(".")
         if path in document:
             assert f"class {name}(" in (root / f"{module.replace('.', '/')}.py").read_text()
-    for name in ("listen", "peer", "advertise", "token", "rendezvous_timeout_s", "drain_timeout_s"):
-        assert f"`{LinkSettings.variable(name)}`" in document
+    for variable in LinkSettings().to_env():
+        assert f"| `{variable}` |" in document
+    for key in AFDConfig(Role.ATTENTION).to_additional_config():
+        assert f"`{key}`" in document
