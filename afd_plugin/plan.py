@@ -113,7 +113,9 @@ def schedule(plan: StepPlan, units: Sequence[RemoteUnit]) -> Iterator[Exchange]:
 
 
 HEADER_BYTES = 64
-"""Bytes before the rows of a message: four int64 (step, unit, stage, rows) and padding to a cache line."""
+"""Bytes before the rows of a message: five int64 (step, unit, stage, rows, the router logits' dtype) and padding to a
+cache line.
+"""
 
 LOGIT_BYTES = 4
 """Bytes reserved per router logit, whatever their type: float32 is the widest router in vLLM."""
