@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.supervisor.test_supervisor import Run, child
+from tests.unit.supervisor.harness import Run, child
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["serving", "starting"])
