@@ -28,14 +28,15 @@ def show_identity(chosen: argparse.Namespace) -> int:
     return 1 if faults else 0
 
 
-def _latest(cell: Cell, evidence: Path) -> tuple[identity.Binding, tuple[ledger.Record, ...]]:
-    """What the last chain at this revision and lock is bound to, and the whole ledger."""
+def _latest(
+    cell: Cell, profile: Profile, evidence: Path
+) -> tuple[identity.Binding, tuple[ledger.Record, ...]]:
+    """What the last chain of this profile at this revision and lock is bound to, and the whole ledger."""
     now = revision.revision(ROOT)
     lock = cell.lock_digest() if cell.locks else identity.UNKNOWN
     records = ledger.read(cell.name, evidence)
-    mine = [r.entry for r in records if (r.entry.revision, r.entry.lock) == (now, lock)]
-    environment = mine[-1].environment if mine else "none"
-    return identity.Binding(cell.name, lock, now, environment), records
+    bound = verify.latest(records, cell.name, lock, now, profile)
+    return bound or identity.Binding(cell.name, lock, now, "none"), records
 
 
 def run_verify(chosen: argparse.Namespace) -> int:
@@ -44,7 +45,7 @@ def run_verify(chosen: argparse.Namespace) -> int:
     Without `--head` nothing outside the ledger vouches for it but git's history; the verdict says so.
     """
     cell, profile = load(chosen.cell), Profile(chosen.profile)
-    binding, _ = _latest(cell, chosen.evidence)
+    binding, _ = _latest(cell, profile, chosen.evidence)
     verdict = verify.verify(cell, binding, profile, head=chosen.head, directory=chosen.evidence)
     print(
         *(f"fault: {line}" for line in verdict.faults),
@@ -62,7 +63,7 @@ def run_verify(chosen: argparse.Namespace) -> int:
 def show_phases(chosen: argparse.Namespace) -> int:
     """Print the phases of a cell's chain at this revision; exit 1 when one of them did not pass."""
     cell, profile = load(chosen.cell), Profile(chosen.profile)
-    binding, records = _latest(cell, chosen.evidence)
+    binding, records = _latest(cell, profile, chosen.evidence)
     state = progress.workflow(cell, profile, binding, records, ROOT / progress.PLAN, chosen.evidence)
     print(progress.shown(cell, profile, state), end="")
     return 1 if state.stopped_by is not None else 0

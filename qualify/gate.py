@@ -83,6 +83,7 @@ class Gate:
         chain = [part for part in whole if only in ("", part.session)]
         if until:
             chain = chain[: 1 + max(i for i, part in enumerate(chain) if part.session == until)]
+        self._refuse_standing(chain)
         done = {
             entry.key
             for entry in verify.of(ledger.read(self.cell.name, self.directory), self.binding, self.profile)
@@ -98,7 +99,7 @@ class Gate:
                     print(f"{part.title}: PASS, on record", flush=True)
                 elif part.suite and sharding.waits(expected.listed(part.suite, self.root), part.shard):
                     self._check(part)
-                    begun = self._begin(part, self._attempts(part) + 1, following)
+                    begun = self._begin(part, len(self._failures(part)) + 1, following)
                     stack.enter_context(begun.running)
                     beside.append(begun)
                 else:
@@ -130,7 +131,7 @@ class Gate:
     def _part(self, part: Part, following: str) -> None:
         self._check(part)
         while self._excused(part) < ATTEMPTS:
-            begun = self._begin(part, self._attempts(part) + 1, following)
+            begun = self._begin(part, len(self._failures(part)) + 1, following)
             with begun.running:
                 if self._conclude(begun):
                     return
@@ -145,11 +146,15 @@ class Gate:
         causes = [entry.cause for entry in self._failures(part)]
         return next((age for age, cause in enumerate(reversed(causes)) if cause is None), len(causes))
 
-    def _attempts(self, part: Part) -> int:
-        mine = self._failures(part)
-        if self.profile is Profile.QUALIFYING and any(entry.own_failure for entry in mine):
-            raise Refused(f"{part.title} failed at this revision; that stands until the revision is another")
-        return len(mine)
+    def _refuse_standing(self, chain: Sequence[Part]) -> None:
+        if self.profile is not Profile.QUALIFYING:
+            return
+        keys, records = {part.key for part in chain}, ledger.read(self.cell.name, self.directory)
+        for entry in verify.standing(records, self.binding.revision):
+            if entry.key in keys:
+                raise Refused(
+                    f"{entry.title} failed at this revision; that stands until the revision is another"
+                )
 
     def _begin(self, part: Part, number: int, following: str) -> Attempt:
         print(f"{part.title}: running", flush=True)

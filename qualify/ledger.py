@@ -97,6 +97,11 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """Which part of a chain this is."""
         return self.session, self.shard
 
+    @property
+    def title(self) -> str:
+        """The part's name for a reader."""
+        return f"{self.session} {self.shard}".strip()
+
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of the ledger."""

@@ -48,16 +48,13 @@ def of_phase(phase: Phase, chain: Sequence[Part], entries: Sequence[Entry]) -> P
     mine = [last.get(part.key) for part in chain if part.phase is phase]
     bad = next((entry for entry in mine if entry is not None and entry.status is not Status.PASS), None)
     if bad is not None:
-        where = f"{bad.session} {bad.shard}".strip()
         return PhaseRecord(
-            phase, bad.status, bad.evidence, f"{where}: {bad.blocker}", bad.next_allowed_action
+            phase, bad.status, bad.evidence, f"{bad.title}: {bad.blocker}", bad.next_allowed_action
         )
     passed = [entry for entry in mine if entry is not None]
     if len(passed) < len(mine) or not passed:
         return None
-    evidence = tuple(
-        f"{entry.session} {entry.shard}".strip() + f" log {entry.logs.get('log', '-')}" for entry in passed
-    )
+    evidence = tuple(f"{entry.title} log {entry.logs.get('log', '-')}" for entry in passed)
     return PhaseRecord(phase, Status.PASS, evidence, "", passed[-1].next_allowed_action)
 
 
@@ -99,6 +96,8 @@ def workflow(
     )
     before = {record.phase: record for record in planned(plan)}
     chain, entries = parts(cell, profile), verify.of(records, binding, profile)
+    if profile is Profile.QUALIFYING:  # last, because it stands
+        entries += verify.standing(records, binding.revision)
     while state.stopped_by is None and (phase := state.next_phase) is not None:
         if phase in before:
             record: PhaseRecord | None = before[phase]

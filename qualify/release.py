@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from qualify import docs, identity, ledger, revision, sbom, verify
+from qualify import docs, ledger, revision, sbom, verify
 from qualify.cells import CELLS, ROOT, Cell, load, parse
 from qualify.chain import Profile
 from qualify.package import mirrored, project_version
@@ -64,12 +64,11 @@ def evidence_complaints(cell: Cell, head: str | None, root: Path = ROOT) -> tupl
     directory = root / "evidence"
     now, lock = revision.revision(root), cell.lock_digest(root)
     records, faults = verify.up_to(ledger.read(cell.name, directory), head)
-    mine = [record.entry for record in records if (record.entry.revision, record.entry.lock) == (now, lock)]
-    if faults or not mine:
+    binding = verify.latest(records, cell.name, lock, now, Profile.QUALIFYING)
+    if faults or binding is None:
         return faults or (
-            f"no record of {cell.name} is of this revision {now[:12]} and lock {lock[:12]}: foreign",
+            f"no qualifying record of {cell.name} is of this revision {now[:12]} and lock {lock[:12]}: foreign",
         )
-    binding = identity.Binding(cell.name, lock, now, mine[-1].environment)
     verdict = verify.verify(cell, binding, Profile.QUALIFYING, head=head, directory=directory, root=root)
     return (*verdict.faults, *verdict.missing)
 

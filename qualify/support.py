@@ -11,6 +11,7 @@ from qualify.chain import Profile
 from qualify.identity import Binding
 from qualify.ledger import Entry, Record
 from qualify.phases import Status
+from qualify.verify import standing
 
 
 class State(str, enum.Enum):
@@ -124,15 +125,6 @@ class Run:
         return f"{last.session} {last.status.value} {last.started[:10]} ({last.profile}{cases})"
 
 
-def _standing(records: Sequence[Record], session: str, revision: str) -> Entry | None:
-    """A failure of the project itself in a qualifying run of this revision; no later run makes it undone."""
-    for entry in (record.entry for record in records):
-        qualifying = entry.profile == Profile.QUALIFYING.value
-        if qualifying and entry.own_failure and (entry.session, entry.revision) == (session, revision):
-            return entry
-    return None
-
-
 def runs(records: Sequence[Record], session: str) -> tuple[Run, ...]:
     """Every run of a session in the order in which they ended: one for each chain that has a record of it."""
     found: dict[tuple[Binding, str], dict[str, Entry]] = {}
@@ -155,8 +147,9 @@ def judged(claim: Claim, records: Sequence[Record], revision: str) -> tuple[Stat
     now = {
         name: [run for run in found if run.entries[-1].revision == revision] for name, found in every.items()
     }
+    stands = {entry.session: entry for entry in reversed(standing(records, revision))}
     for name in claim.sessions:
-        if now[name] and (failed := now[name][-1].failed or _standing(records, name, revision)):
+        if now[name] and (failed := now[name][-1].failed or stands.get(name)):
             return State.UNVALIDATED, f"{name}: {failed.status.value} at this revision"
     whole = {name: [run for run in now[name] if run.whole] for name in now}
     if claim.sessions and all(whole[name] for name in claim.sessions):

@@ -99,6 +99,28 @@ def of(records: Sequence[Record], binding: Binding, profile: Profile) -> tuple[E
     )
 
 
+def standing(records: Sequence[Record], revision: str) -> tuple[Entry, ...]:
+    """The project's own failures in qualifying chains of a revision, in whatever environment: no later run makes one
+    undone, nor does another environment or a head from before it.
+    """
+    return tuple(
+        entry
+        for entry in (record.entry for record in records)
+        if entry.own_failure and (entry.profile, entry.revision) == (Profile.QUALIFYING.value, revision)
+    )
+
+
+def latest(
+    records: Sequence[Record], cell: str, lock: str, revision: str, profile: Profile
+) -> Binding | None:
+    """What the last chain of this revision, lock and profile is bound to; None without one."""
+    wanted = (lock, revision, profile.value)
+    for entry in (record.entry for record in reversed(records)):
+        if (entry.lock, entry.revision, entry.profile) == wanted:
+            return Binding(cell, lock, revision, entry.environment)
+    return None
+
+
 def judged(entry: Entry, part: Part, cases: Cases) -> tuple[str, ...]:
     """Why a PASS does not count: a shorter list of cases, a case that did not pass, something left behind."""
     said = []
@@ -115,16 +137,17 @@ def judged(entry: Entry, part: Part, cases: Cases) -> tuple[str, ...]:
 
 
 def lacking(
-    entries: Sequence[Entry], chain: Sequence[Part], cases: Mapping[str, Cases], *, qualifying: bool
+    entries: Sequence[Entry],
+    chain: Sequence[Part],
+    cases: Mapping[str, Cases],
+    failures: Sequence[Entry] = (),
 ) -> tuple[str, ...]:
-    """What a chain lacks to be complete: each part without a PASS that counts, each failure that stands."""
-    said: list[str] = []
+    """What a chain lacks to be complete: each part without a PASS that counts, each of the `failures` that stand."""
+    said = [f"{entry.title} failed at this revision: it stands" for entry in failures]
     last: dict[tuple[str, str], Entry] = {}
     order: dict[tuple[str, str], int] = {}
     for index, entry in enumerate(entries):
         last[entry.key], order[entry.key] = entry, index
-        if qualifying and entry.own_failure:
-            said.append(f"{entry.session} {entry.shard}".strip() + " failed at this revision: it stands")
     session, before, latest = "", -1, -1
     for part in chain:
         if part.session != session:  # shards of one session run in any order
@@ -166,11 +189,12 @@ def verify(
     chain = parts(cell, profile)
     cases = {part.suite: expected.listed(part.suite, root) for part in chain if part.suite}
     mine = of(judged_records, binding, profile)
+    failures = standing(records, binding.revision) if profile is Profile.QUALIFYING else ()
     return Verdict(
         judged_records[-1].hash if judged_records else ledger.GENESIS,
         (*faults, *rewritten(content, states), *foreign(records, cell.name)),
         (
-            *lacking(mine, chain, cases, qualifying=profile is Profile.QUALIFYING),
+            *lacking(mine, chain, cases, failures),
             *lacking_elsewhere(cell, binding.revision, profile, directory, root),
         ),
     )
@@ -193,14 +217,10 @@ def lacking_elsewhere(
     cases = {part.suite: expected.listed(part.suite, root) for part in chain if part.suite}
     found = []
     for accepted in (profile,) if profile is Profile.QUALIFYING else (profile, Profile.QUALIFYING):
-        wanted = (revision, lock, accepted.value)
-        entries = [
-            record.entry
-            for record in records
-            if (record.entry.revision, record.entry.lock, record.entry.profile) == wanted
-        ]
-        last = [entry for entry in entries if entry.binding == entries[-1].binding]
-        mine = [entry for entry in last if entry.key in keys]
-        found.append(lacking(mine, chain, cases, qualifying=accepted is Profile.QUALIFYING))
+        binding = latest(records, other.name, lock, revision, accepted)
+        last = of(records, binding, accepted) if binding else ()
+        failures = standing(records, revision) if accepted is Profile.QUALIFYING else ()
+        mine, theirs = ([entry for entry in some if entry.key in keys] for some in (last, failures))
+        found.append(lacking(mine, chain, cases, theirs))
     least = min(found, key=len)
     return tuple(f"on the cell {other.name}: {line}" for line in least)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from qualify import cells, expected, ledger, verify
+from qualify import cells, expected, ledger, sharding, verify
 from qualify.cells import load
 from qualify.chain import Part, Profile, gpu_free, parts
 from qualify.identity import Binding
@@ -207,6 +207,46 @@ def test_a_landing_chain_is_no_qualifying_one_and_a_failure_there_stands(project
     named = msgspec.structs.replace(failed, cause="disk-full")
     write(project, [entry(OPENING), named, *full])
     assert not any("stands" in line for line in judge(project, profile=Profile.QUALIFYING).missing)
+
+
+def test_a_qualifying_failure_stands_in_whatever_environment_and_after_whatever_head(project: Path) -> None:
+    """A whole chain passes elsewhere before or after it, and a tag carries the head from before it."""
+    (project / expected.DIRECTORY / "e2e_all.txt").write_text(expected.render(CASES))
+    chain = parts(CPU, Profile.QUALIFYING)
+    shards = {part: sharding.of_shard(CASES, part.shard) for part in chain if part.suite}
+    whole = [entry(OPENING, profile="qualifying")]
+    for part in chain:
+        one = entry(part, profile="qualifying")
+        if part in shards:
+            number = sum(shards[part].values())
+            counts, digest = Counts(number, number, 0, 0, 0, 0), expected.digest(shards[part])
+            one = msgspec.structs.replace(one, counts=counts, expected=digest)
+        whole.append(one)
+    write(project, whole)
+    head = read("cpu", project / "evidence")[-1].hash
+    elsewhere = msgspec.structs.replace(BINDING, environment="another")
+    failed = entry(chain[0], elsewhere, Status.FAIL, profile="qualifying", blocker="style")
+    opened = entry(OPENING, elsewhere, profile="qualifying")
+    stands = ("lint failed at this revision: it stands",)
+    for planted, at in (([opened, failed, *whole], None), ([*whole, opened, failed], head)):
+        write(project, planted)
+        assert judge(project, at, Profile.QUALIFYING).missing == stands
+    landed = [msgspec.structs.replace(one, profile="landing") for one in (opened, failed)]
+    other = [msgspec.structs.replace(one, revision="another") for one in (opened, failed)]
+    named = [opened, msgspec.structs.replace(failed, cause="disk-full")]
+    for harmless in (landed, other, named):
+        write(project, [*harmless, *whole])
+        assert judge(project, profile=Profile.QUALIFYING).missing == ()
+
+
+def test_the_last_chain_is_the_last_of_its_profile(project: Path) -> None:
+    """A landing chain elsewhere takes no qualifying one's place."""
+    write(project, [entry(OPENING, profile="qualifying")])
+    append(entry(OPENING, msgspec.structs.replace(BINDING, environment="another")), project / "evidence")
+    records = read("cpu", project / "evidence")
+    assert verify.latest(records, "cpu", "lock", "revision", Profile.QUALIFYING) == BINDING
+    assert verify.latest(records, "cpu", "lock", "revision", Profile.LANDING) != BINDING
+    assert verify.latest(records, "cpu", "lock", "next", Profile.QUALIFYING) is None
 
 
 def test_the_published_schema_describes_a_line(project: Path) -> None:

@@ -92,6 +92,18 @@ def test_a_session_that_did_not_pass_stops_every_later_phase() -> None:
     assert statuses(*entries, entry(CHAIN[2]))["STATIC_AND_UNIT_GATE"] == "PASS", "a later PASS of it counts"
 
 
+def test_a_qualifying_failure_in_another_environment_fails_its_phase() -> None:
+    """A pass here makes it undone in neither order; a landing failure there says nothing."""
+    passed = [msgspec.structs.replace(one, profile="qualifying") for one in (OPENING, *map(entry, CHAIN[:6]))]
+    there = msgspec.structs.replace(
+        entry(CHAIN[2], Status.FAIL, "3 cases failed", "qualifying"), environment="another"
+    )
+    for entries in ([there, *passed], [*passed, there]):
+        assert statuses(*entries, profile=Profile.QUALIFYING)["STATIC_AND_UNIT_GATE"] == "FAIL"
+    landed = msgspec.structs.replace(there, profile="landing")
+    assert statuses(*passed, landed, profile=Profile.QUALIFYING)["STATIC_AND_UNIT_GATE"] == "PASS"
+
+
 def test_a_phase_without_all_of_its_sessions_is_not_on_record_yet() -> None:
     """Five of six static sessions are no static gate; two of three shards no end-to-end gate."""
     assert "STATIC_AND_UNIT_GATE" not in statuses(OPENING, *map(entry, CHAIN[:5]))

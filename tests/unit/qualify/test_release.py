@@ -141,6 +141,30 @@ def test_missing_cut_and_foreign_evidence_is_refused(root: Path) -> None:
     assert any("carries no line `evidence-head cpu" in line for line in release.check("v0.28.0", root))
 
 
+def test_a_diagnosis_in_another_environment_takes_no_release_and_a_failure_there_does(root: Path) -> None:
+    """The qualifying chain is judged in its own environment, its failures are in any, and after the head."""
+    ran = ledger.read("cpu", root / "evidence")[-1].entry
+    opening = msgspec.structs.replace(
+        ran, environment="another", profile="landing", session="", phase=Phase.FREEZE_IDENTITY
+    )
+    head = ledger.append(opening, root / "evidence").hash
+    docs.write(root)
+    commit(root, "a diagnosis")
+    tag(root, head)
+    assert release.check("v0.28.0", root) == ()
+
+    opening = msgspec.structs.replace(opening, profile="qualifying")
+    failed = msgspec.structs.replace(
+        opening, session="lint", phase=Phase.STATIC_AND_UNIT_GATE, status=Status.FAIL, blocker="style"
+    )
+    for entry in (opening, failed):
+        ledger.append(entry, root / "evidence")
+    docs.write(root)
+    commit(root, "a failure")
+    tag(root, head)
+    assert release.check("v0.28.0", root) == ("lint failed at this revision: it stands",)
+
+
 def test_the_ledger_of_another_cell_is_attested_and_held_to_its_history_too(root: Path) -> None:
     """What the documents say of a GPU is read from it."""
     ran = ledger.read("cpu", root / "evidence")[-1].entry
