@@ -29,6 +29,9 @@ nox.options.sessions = ["lint", "typecheck", "unit", "package", "audit"]
 nox.options.default_venv_backend = "none"
 nox.options.error_on_external_run = True
 
+STOPPING_S = 120.0
+"""What a command has after Ctrl-C to end what it started and to write it down; nox's own is a third of a second."""
+
 
 class Cell:
     """The shared environment as a session uses it."""
@@ -49,7 +52,13 @@ class Cell:
         self._run(self._environment.tool(name), *arguments)
 
     def _run(self, *command: str) -> None:
-        self._session.run(*command, env=self._environment.variables(), include_outer_env=False, external=True)
+        self._session.run(
+            *command,
+            env=self._environment.variables(),
+            include_outer_env=False,
+            external=True,
+            interrupt_timeout=STOPPING_S,
+        )
 
 
 class Host:
@@ -60,7 +69,7 @@ class Host:
 
     def python(self, *arguments: str) -> None:
         """Run that interpreter, with the caller's environment: the bundle lives in it."""
-        self._session.run(sys.executable, *arguments, external=True)
+        self._session.run(sys.executable, *arguments, external=True, interrupt_timeout=STOPPING_S)
 
 
 @nox.session(default=False)

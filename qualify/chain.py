@@ -109,8 +109,17 @@ class Infrastructure:
     unless: re.Pattern[str] | None = None
 
 
-FAILED_CASE = re.compile(r"^tests/\S+\.py [.sxX]*[FE]", re.MULTILINE)
-"""A case that had failed when pytest was ended, in its line of progress: that is the project's, whatever came after."""
+FAILED_CASE = re.compile(
+    r"^(?:tests/\S+\.py [.sxX]*[FE]|[.sxX]*[FE][.sxXFE]*(?: *\[ *\d+%\]|nox > .*)?$)", re.MULTILINE
+)
+"""A case that had failed when pytest was ended, in its lines of progress: that is the project's, whatever came after.
+
+Only a file's first line has its name; what comes after a pytest that was ended stands in the same line.
+"""
+
+FAILED_SESSION = re.compile(r"^nox > Session \S+ failed", re.MULTILINE)
+KILLED = re.compile(r"nox > Command .* failed with exit code -9$", re.MULTILINE)
+INTERRUPTED = "interrupted"
 
 INFRASTRUCTURE = (
     Infrastructure(
@@ -120,12 +129,16 @@ INFRASTRUCTURE = (
             r"Could not fetch URL|ReadTimeoutError|Connection (?:reset|refused|timed out)|name resolution"
         ),
     ),
-    Infrastructure("disk-full", frozenset(), re.compile(r"\[Errno 28\]|No space left on device")),
+    Infrastructure(
+        "disk-full", frozenset(), re.compile(r"\[Errno 28\]|No space left on device"), FAILED_CASE
+    ),
     # somebody ended the session's own tool, pytest say, by SIGINT or SIGTERM
     Infrastructure(
-        "interrupted",
+        INTERRUPTED,
         frozenset(),
-        re.compile(r"^nox > Command .* failed with exit code -(?:2|15)$", re.MULTILINE),
+        re.compile(
+            r"^(?:tests/\S+\.py )?[.sxXFE]*nox > Command .* failed with exit code -(?:2|15)$", re.MULTILINE
+        ),
         FAILED_CASE,
     ),
 )
@@ -138,3 +151,11 @@ def infrastructure(session: str, log: str) -> str | None:
         if applies and fault.seen.search(log) and not (fault.unless and fault.unless.search(log)):
             return fault.name
     return None
+
+
+def failed(log: str) -> bool:
+    """Whether the log of a session that nobody waited for shows that it failed: a case of it, or all of it by itself.
+
+    A tool that was killed may have been ended by the gate.
+    """
+    return bool(FAILED_CASE.search(log) or (FAILED_SESSION.search(log) and not KILLED.search(log)))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +27,7 @@ from qualify.ledger import Teardown
 MARKER = "AFD_GATE_RUN"
 METRICS = "AFD_GATE_METRICS"
 DIGESTS = "AFD_GATE_DIGESTS"
+LOG = "log.txt"
 GRACE_S = 10.0
 LOOK_S = 1.0
 """How often a part's descendants are looked at while it runs."""
@@ -74,6 +75,23 @@ def variables(base: Mapping[str, str], folder: Path, part: Part, marker: str) ->
     return clean
 
 
+def attempt_folder(place: Path, title: str, number: int) -> Path:
+    """Where an attempt at a part has its log and accounts."""
+    return place / f"{_name(title)} {number}"
+
+
+def attempts(place: Path, title: str) -> Iterator[Outcome]:
+    """What the logs of all attempts at a part say, when nothing else is known of them."""
+    for path in sorted(place.glob(f"{_name(title)} */{LOG}")):
+        log = path.read_bytes()
+        digest = hashlib.sha256(log).hexdigest()
+        yield Outcome(None, 0.0, log.decode(errors="replace"), digest, None, {}, Teardown())
+
+
+def _name(title: str) -> str:
+    return title.replace("/", "-of-")
+
+
 class Running:
     """A part at work as its own process tree, from now on; its log and accounts lie in `folder`.
 
@@ -89,7 +107,7 @@ class Running:
         self._seconds = 0.0
         self._seen: dict[int, psutil.Process] = {}
         self._started = time.monotonic()
-        with (folder / "log.txt").open("wb") as out:
+        with (folder / LOG).open("wb") as out:
             self._process = subprocess.Popen(
                 [sys.executable, *part.command],
                 cwd=root,
@@ -99,9 +117,9 @@ class Running:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        # it may end long before anybody asks
-        self._watcher = threading.Thread(target=self._watch, name="part", daemon=True)
-        self._watcher.start()
+        # it may end long before anybody asks; an event, since a join that a signal interrupts takes a thread for ended
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name="part", daemon=True).start()
 
     def __enter__(self) -> Running:
         return self
@@ -109,21 +127,25 @@ class Running:
     def __exit__(self, *exception: object) -> None:
         leaked(self._marker, self._seen, grace_s=0.0)
         self._process.kill()
-        self._watcher.join(GRACE_S)
+        self._ended.wait(GRACE_S)
 
     @property
     def over(self) -> bool:
         """Whether it has ended by itself."""
-        return not self._watcher.is_alive()
+        return self._ended.is_set()
+
+    def log(self) -> str:
+        """What it has written so far."""
+        return (self._folder / LOG).read_text(encoding="utf-8", errors="replace")
 
     def outcome(self, limit_s: float) -> Outcome:
         """Wait for its end, at most until `limit_s` after its beginning, when it is ended; then look what it left."""
-        self._watcher.join(max(0.0, self._started + limit_s - time.monotonic()))
+        self._ended.wait(max(0.0, self._started + limit_s - time.monotonic()))
         over = self.over and self._seconds <= limit_s
         left = leaked(self._marker, self._seen, grace_s=GRACE_S if over else 0.0)
         self._process.kill()
-        self._watcher.join(GRACE_S)
-        content = (self._folder / "log.txt").read_bytes()
+        self._ended.wait(GRACE_S)
+        content = (self._folder / LOG).read_bytes()
         return Outcome(
             self._status if over else None,
             round(self._seconds, 1),
@@ -143,6 +165,7 @@ class Running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._status = self._process.wait(LOOK_S)
         self._seconds = time.monotonic() - self._started
+        self._ended.set()
 
 
 def leaked(marker: str, seen: Mapping[int, psutil.Process], grace_s: float) -> tuple[str, ...]:

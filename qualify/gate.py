@@ -9,18 +9,32 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import re
+import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from afd_plugin.supervisor.signals import leave_by_exit
 from qualify import expected, identity, ledger, progress, revision, sharding, verify
 from qualify.cells import ROOT, Cell, CellError, load
-from qualify.chain import ATTEMPTS, LANDING_LIMIT_S, SHARD_LIMIT_S, Part, Profile, infrastructure, parts
-from qualify.execution import Outcome, Running
+from qualify.chain import (
+    ATTEMPTS,
+    FAILED_CASE,
+    INTERRUPTED,
+    LANDING_LIMIT_S,
+    SHARD_LIMIT_S,
+    Part,
+    Profile,
+    failed,
+    infrastructure,
+    parts,
+)
+from qualify.execution import Outcome, Running, attempt_folder, attempts
 from qualify.identity import Binding
 from qualify.ledger import Entry, LedgerError
 from qualify.phases import Phase, PhaseError, Status
@@ -91,20 +105,24 @@ class Gate:
         }
         with ExitStack() as stack:
             beside: list[Attempt] = []
-            for part in chain:
-                self._join(beside, wait=bool(beside) and part.session != beside[0].part.session)
-                after = whole.index(part) + 1
-                following = whole[after].title if after < len(whole) else "report"
-                if part.key in done:
-                    print(f"{part.title}: PASS, on record", flush=True)
-                elif part.suite and sharding.waits(expected.listed(part.suite, self.root), part.shard):
-                    self._check(part)
-                    begun = self._begin(part, len(self._failures(part)) + 1, following)
-                    stack.enter_context(begun.running)
-                    beside.append(begun)
-                else:
-                    self._part(part, following)
-            self._join(beside, wait=True)
+            try:
+                for part in chain:
+                    self._join(beside, wait=bool(beside) and part.session != beside[0].part.session)
+                    after = whole.index(part) + 1
+                    following = whole[after].title if after < len(whole) else "report"
+                    if part.key in done:
+                        print(f"{part.title}: PASS, on record", flush=True)
+                    elif part.suite and sharding.waits(expected.listed(part.suite, self.root), part.shard):
+                        begun = self._begin(part, following)
+                        stack.enter_context(begun.running)
+                        beside.append(begun)
+                    else:
+                        self._part(part, following)
+                self._join(beside, wait=True)
+            except BaseException as error:
+                for begun in beside:
+                    self._leave(begun, stopped=not isinstance(error, Refused))
+                raise
         if self.profile is Profile.LANDING and self.spent_s > LANDING_LIMIT_S:
             print(f"this chain took {self.spent_s:.0f} s; a landing chain should take {LANDING_LIMIT_S:.0f}")
 
@@ -129,13 +147,11 @@ class Gate:
             raise Refused(f"{part.title} is FAIL:\n  " + "\n  ".join(faults[:20]))
 
     def _part(self, part: Part, following: str) -> None:
-        self._check(part)
-        while self._excused(part) < ATTEMPTS:
-            begun = self._begin(part, len(self._failures(part)) + 1, following)
+        while True:  # `_begin` bounds it
+            begun = self._begin(part, following)
             with begun.running:
                 if self._conclude(begun):
                     return
-        raise Refused(f"{part.title} is FAIL after {ATTEMPTS} attempts at the same infrastructure fault")
 
     def _failures(self, part: Part) -> list[Entry]:
         before = verify.of(ledger.read(self.cell.name, self.directory), self.binding, self.profile)
@@ -156,33 +172,99 @@ class Gate:
                     f"{entry.title} failed at this revision; that stands until the revision is another"
                 )
 
-    def _begin(self, part: Part, number: int, following: str) -> Attempt:
+    def _begin(self, part: Part, following: str) -> Attempt:
+        """Begin the next attempt at a part; Refused where it cannot be begun or none is left."""
+        self._check(part)
+        self._recover(part)
+        self._refuse_standing([part])
+        if self._excused(part) >= ATTEMPTS:
+            raise Refused(f"{part.title} is FAIL after {ATTEMPTS} attempts at the same infrastructure fault")
         print(f"{part.title}: running", flush=True)
-        folder = self.root / WORK / self.binding.revision[:12] / f"{part.title.replace('/', '-of-')} {number}"
-        return Attempt(part, number, following, _now(), Running(part, folder, self.root))
+        number = len(self._failures(part)) + 1
+        running = Running(part, attempt_folder(self._work, part.title, number), self.root)
+        return Attempt(part, number, following, _now(), running)
+
+    @property
+    def _work(self) -> Path:
+        """Where the logs of this chain lie: those of another ledger, cell or profile are none of its attempts."""
+        ledger_of = hashlib.sha256(str(self.directory.resolve()).encode()).hexdigest()[:8]
+        chain = f"{self.cell.name} {self.profile.value} {ledger_of}"
+        return self.root / WORK / self.binding.revision[:12] / chain
+
+    def _recover(self, part: Part) -> None:
+        """Record an attempt that failed and has no record, because the gate was killed before it could write one."""
+        records = ledger.read(self.cell.name, self.directory)
+        known = {record.entry.logs.get("log") for record in records}
+        for seen in attempts(self._work, part.title):
+            if seen.log_digest not in known and failed(seen.log):
+                cause = infrastructure(part.session, seen.log)
+                number = len(self._failures(part)) + 1
+                self._account(part, number, seen, ("it had failed when the gate was killed",), cause)
+
+    def _leave(self, begun: Attempt, *, stopped: bool) -> None:
+        """End a part for which nobody waits any more, and record what it has shown.
+
+        One that was over is recorded as ever. Else a case that had failed is the project's; without one it was
+        interrupted if the gate was `stopped`, and said nothing if another shard's failure ended it.
+        """
+        running, number = begun.running, begun.number
+        if running.over:
+            outcome = running.outcome(SHARD_LIMIT_S)
+            with suppress(Refused):
+                self._record(begun, outcome, self._faults(begun.part, outcome))
+            return
+        shown = FAILED_CASE.search(running.log())  # before its end, which may fail one
+        outcome = running.outcome(0.0)
+        if shown or stopped:
+            said = "a case had failed when it was ended" if shown else "the gate was stopped while it ran"
+            cause = None if shown else INTERRUPTED
+            self._account(begun.part, number, outcome, (said,), cause, started=begun.started)
 
     def _conclude(self, begun: Attempt) -> bool:
         """Wait for a part and record it; False when it may be tried again."""
-        part, outcome = begun.part, begun.running.outcome(SHARD_LIMIT_S)
-        self.spent_s += outcome.seconds
-        faults = self._faults(part, outcome)
+        try:
+            outcome = begun.running.outcome(SHARD_LIMIT_S)
+            faults = self._faults(begun.part, outcome)
+        except BaseException:
+            self._leave(begun, stopped=True)
+            raise
+        return self._record(begun, outcome, faults)
+
+    def _record(self, begun: Attempt, outcome: Outcome, faults: Sequence[str]) -> bool:
+        part = begun.part
         # what ran past its limit was ended by this gate
         cause = infrastructure(part.session, outcome.log) if faults and outcome.status is not None else None
+        self._account(
+            part, begun.number, outcome, faults, cause, started=begun.started, following=begun.following
+        )
+        if faults and cause is None:
+            raise Refused(f"{part.title} is FAIL:\n  " + "\n  ".join(faults[:20]) + f"\n{tail(outcome.log)}")
+        return not faults
+
+    def _account(
+        self,
+        part: Part,
+        number: int,
+        outcome: Outcome,
+        faults: Sequence[str],
+        cause: str | None,
+        *,
+        started: str = "",
+        following: str = "",
+    ) -> None:
+        self.spent_s += outcome.seconds
         self._write(
             part,
             Status.FAIL if faults else Status.PASS,
             blocker=_shown(faults),
             evidence=(f"`python {' '.join(part.command)}`", f"log {outcome.log_digest}"),
-            action=("try again" if cause else "mend it") if faults else begun.following,
+            action=("try again" if cause else "mend it") if faults else following,
             outcome=outcome,
-            attempt=begun.number,
-            started=begun.started,
+            attempt=number,
+            started=started,
             cause=cause,
         )
         print(f"{part.title}: {'FAIL' if faults else 'PASS'} in {outcome.seconds:.0f} s", flush=True)
-        if faults and cause is None:
-            raise Refused(f"{part.title} is FAIL:\n  " + "\n  ".join(faults[:20]) + f"\n{tail(outcome.log)}")
-        return not faults
 
     def _faults(self, part: Part, outcome: Outcome) -> tuple[str, ...]:
         said: list[str] = []
@@ -294,11 +376,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Refused as refusal:
         print(f"\ngate on {chosen.cell} ({profile.value}): {refusal}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\ngate: stopped; the same command goes on from here", file=sys.stderr)
+        return 128 + signal.SIGINT
     print(*verdict.faults, *verdict.missing, sep="\n")
     print(f"gate on {cell.name} ({profile.value}): {'PASS' if verdict.whole else 'not complete'} "
           f"in {time.monotonic() - started:.0f} s, head {verdict.head}")  # fmt: skip
     return 0 if verdict.whole else 1
 
 
+def heed_signals() -> None:
+    """SIGTERM and SIGHUP stop the gate as Ctrl-C does, with a record of what ran; SIGHUP not under `nohup`."""
+    before = signal.getsignal(signal.SIGHUP)
+    leave_by_exit()
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, before)
+
+
 if __name__ == "__main__":
+    heed_signals()
     sys.exit(main())

@@ -3,82 +3,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from qualify import chain, expected, gate, ledger, revision, sharding, verify
+from qualify import chain, expected, gate, ledger, verify
 from qualify.cells import load
 from qualify.chain import SHARDS, Profile, gpu_free, infrastructure, parts
-from qualify.gate import Gate, Refused
-from qualify.identity import Binding
+from qualify.gate import Refused
 from qualify.phases import Status
-
-NOXFILE = """
-import nox
-nox.options.default_venv_backend = "none"
-@nox.session
-def lint(session): session.run("python", "lint.py", external=True)
-@nox.session
-def typecheck(session): pass
-@nox.session
-def unit(session): session.run("python", "-m", "pytest", "-q", "tests/unit", external=True)
-"""
-TESTS = "import pytest\ndef test_one(): pass\n@pytest.mark.parametrize('x', [1, 2])\ndef test_two(x): pass\n"
-
-
-def git(root: Path, *words: str) -> None:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-    subprocess.run(["git", *identity, *words], cwd=root, check=True, capture_output=True, timeout=60)
-
-
-def commit(root: Path) -> None:
-    git(root, "add", ".")
-    git(root, "commit", "-qm", "state")
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "project"
-    (root / "tests" / "unit").mkdir(parents=True)
-    (root / "qualify" / "cases").mkdir(parents=True)
-    (root / "noxfile.py").write_text(NOXFILE)
-    (root / "lint.py").write_text("print('fine')\n")
-    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\naddopts = '-p no:cacheprovider'\n")
-    (root / "tests" / "unit" / "test_a.py").write_text(TESTS)
-    cases = {"tests/unit/test_a.py::test_one": 1, "tests/unit/test_a.py::test_two": 2}
-    (root / "qualify" / "cases" / "unit.txt").write_text(expected.render(cases))
-    (root / ".gitignore").write_text(".coverage*\n.gate/\n__pycache__/\n.nox/\n")
-    git(tmp_path, "init", "-q", str(root))
-    commit(root)
-    # the gate's plugin comes from this checkout, everything else from the small project
-    monkeypatch.setenv("PYTHONPATH", str(expected.ROOT))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("COVERAGE_PROCESS_START", raising=False)
-    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
-    return root
-
-
-def make(root: Path, profile: Profile = Profile.LANDING, environment: str = "environment") -> Gate:
-    binding = Binding("cpu", "lock", revision.revision(root), environment)
-    return Gate(load("cpu"), profile, binding, gate.known_sessions(root), "host a", root, root / "evidence")
-
-
-def run(root: Path, profile: Profile = Profile.LANDING, environment: str = "environment") -> str:
-    """Run the chain to where it stops, and say why."""
-    opened = make(root, profile, environment)
-    opened.open(())
-    with pytest.raises(Refused) as refused:
-        opened.run()
-    return str(refused.value)
-
-
-def statuses(root: Path) -> list[tuple[str, Status]]:
-    return [(r.entry.session, r.entry.status) for r in ledger.read("cpu", root / "evidence")]
+from tests.unit.qualify.planted import BESIDE, TESTS, commit, make, run, statuses
 
 
 def test_the_chain_runs_in_order_counts_cases_and_is_blocked_where_a_session_is_missing(
@@ -208,8 +143,9 @@ def test_a_qualifying_failure_stands_in_another_environment_before_anything_runs
 @pytest.mark.parametrize(
     ("ending", "cause"),
     [
-        ("sys.exit('OSError: [Errno 28] No space left on device')", "disk-full"),
-        ("os.kill(os.getpid(), 15)", "interrupted"),
+        # named, because pytest prints the names of slow cases, and a gate searches its log for these words
+        pytest.param("sys.exit('OSError: [Errno 28] No space left on device')", "disk-full", id="disk"),
+        pytest.param("os.kill(os.getpid(), 15)", "interrupted", id="signal"),
     ],
 )
 def test_a_named_infrastructure_fault_is_tried_again_and_every_attempt_is_on_record(
@@ -224,39 +160,6 @@ def test_a_named_infrastructure_fault_is_tried_again_and_every_attempt_is_on_rec
         (1, Status.FAIL, cause),
         (2, Status.PASS, None),
     ]
-
-
-WAITING = "tests/e2e/test_a.py::test_a_waits"
-BESIDE = """
-import os, pathlib, time
-def wait(name):
-    end = time.monotonic() + 60
-    while not pathlib.Path('.gate', name).exists():
-        assert time.monotonic() < end, name
-        time.sleep(0.05)
-def test_a_waits():
-    pathlib.Path('.gate', 'began').write_text(str(os.getpid()))
-    wait('other')
-def test_b_works():
-    wait('began')
-"""
-
-
-@pytest.fixture
-def sharded(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The project with every session up to e2e; the first of its two shards only waits."""
-    names = ("package", "audit", "abi", "native_control")
-    sessions = "".join(f"@nox.session\ndef {name}(session): pass\n" for name in names)
-    e2e = (
-        "@nox.session\ndef e2e(session): session.run('python', '-m', 'pytest', 'tests/e2e', external=True)\n"
-    )
-    (project / "noxfile.py").write_text(NOXFILE + sessions + e2e)
-    (project / "tests" / "e2e").mkdir()
-    cases = {WAITING: 1, "tests/e2e/test_a.py::test_b_works": 1}
-    (project / "qualify" / "cases" / "e2e_all.txt").write_text(expected.render(cases))
-    monkeypatch.setattr(sharding, "WAITING", frozenset({WAITING}))
-    monkeypatch.setattr(chain, "SHARDS", 2)
-    return project
 
 
 def test_a_shard_that_only_waits_runs_beside_the_next_and_is_concluded_before_another_session(
@@ -301,6 +204,23 @@ def test_a_failure_ends_what_runs_beside_it_without_a_record(sharded: Path) -> N
     assert not psutil.pid_exists(int((sharded / ".gate" / "began").read_text()))
 
 
+def test_a_waiting_shard_has_no_attempt_more_than_another(sharded: Path) -> None:
+    (sharded / "tests" / "e2e" / "test_a.py").write_text(
+        "def test_a_waits(): pass\ndef test_b_works(): pass\n"
+    )
+    full = "import os, sys; sys.exit(os.environ['AFD_GATE_SHARD'] == '1/2' and 'OSError: [Errno 28]')"
+    noxfile = (sharded / "noxfile.py").read_text()
+    call = "session.run('python', '-m', 'pytest', 'tests/e2e'"
+    (sharded / "noxfile.py").write_text(
+        noxfile.replace(call, f"session.run('python', '-c', {full!r}, external=True); {call}")
+    )
+    commit(sharded)
+    for _ in range(2):
+        assert "e2e 1/2 is FAIL after 3 attempts" in run(sharded, Profile.QUALIFYING)
+    tried = [r.entry for r in ledger.read("cpu", sharded / "evidence") if r.entry.shard == "1/2"]
+    assert [one.cause for one in tried] == ["disk-full"] * 3
+
+
 def test_an_infrastructure_fault_is_tried_three_times_in_all_however_often_the_gate_is_called(
     project: Path,
 ) -> None:
@@ -323,6 +243,7 @@ def test_infrastructure_faults_belong_to_their_sessions() -> None:
     assert infrastructure("unit", "AssertionError") is None
     ended = "nox > Command python -m pytest tests/e2e failed with exit code -15\n"
     assert infrastructure("e2e", f"tests/e2e/test_a.py ..s.\n{ended}") == "interrupted"
+    assert infrastructure("e2e", f"tests/e2e/test_a.py ..s.{ended}") == "interrupted", "in the same line"
     assert infrastructure("e2e", f"tests/e2e/test_a.py ..F.\n{ended}") is None, "a case had failed before"
     assert infrastructure("unit", "nox > Command pytest failed with exit code 1") is None
 
