@@ -48,6 +48,15 @@ def test_no_shard_of_the_full_scope_is_expected_to_pass_its_limit_and_no_long_ca
     assert set(LONG_S) <= set(FULL), "a function that was renamed has lost its time"
 
 
+def test_what_is_planned_is_no_less_than_the_slowest_run_that_was_seen() -> None:
+    """2073 s beside the idle service, of twenty lives, 23 moments of a fault and eight others."""
+    lives, moment = (
+        next(name for name in LONG_S if word in name) for word in ("twenty_lives", "every_fault_at_every")
+    )
+    others = {f"t.py::test_{n}": (0,) for n in range(8)}
+    assert sharding.seconds({lives: (0,), moment: tuple(range(23)), **others}) >= 2073
+
+
 def test_of_the_full_scope_one_shard_only_waits() -> None:
     assert [n for n in range(1, SHARDS + 1) if sharding.waits(FULL, f"{n}/{SHARDS}")] == [1]
     assert set(FULL) >= sharding.WAITING
