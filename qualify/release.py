@@ -122,10 +122,20 @@ def finish_artifacts(root: Path = ROOT) -> None:
     (folder / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
 
 
+def uncommitted(root: Path = ROOT) -> tuple[str, ...]:
+    """What the tag does not have of evidence and generated text: these are no part of the revision, and are judged as
+    they lie here.
+    """
+    places = (revision.EVIDENCE, *revision.GENERATED_FILES, *revision.GENERATED_REGIONS)
+    lines = capture(["git", "status", "--porcelain", "--", *places], cwd=root).stdout.splitlines()
+    names = ", ".join(line[3:] for line in lines)
+    return (f"not committed, so not in the tag: {names}; commit it and make the tag anew",) if lines else ()
+
+
 def check(tag: str, root: Path = ROOT) -> tuple[str, ...]:
     """Every reason why a tag cannot be released; empty when it can."""
     cell, version = load(CELL, root / "containers" / "cells.toml"), project_version(root)
-    said = [f"dirty tree: {path}" for path in revision.dirty(root)]
+    said = [*(f"dirty tree: {path}" for path in revision.dirty(root)), *uncommitted(root)]
     tag_said, heads = tag_complaints(tag, version, cell.vllm, root)
     said += tag_said
     said += evidence_complaints(cell, heads.get(cell.name), root)

@@ -20,8 +20,8 @@ LONG_S: Mapping[str, float] = {
     "tests/e2e/test_control_fuzz.py::test_ten_minutes_of_mutated_frames_crash_nothing_and_grow_nothing": 630.0,
     "tests/e2e/test_restart.py::test_real_processes_struck_from_outside_come_back": 130.0,
 }
-"""Seconds of one case on the slower hosts of two cores, the mean of a function's cases, with an idle service beside them;
-these functions have services of their own case by case, and are split.
+"""Seconds of one case on a slow host of two cores, beside an idle service, as the mean of its function's; these have
+services of their own case by case, and are split.
 """
 
 WAITING = frozenset(

@@ -112,6 +112,22 @@ def test_a_dirty_tree_is_refused(root: Path) -> None:
     assert release.check("v0.28.0", root) == ("dirty tree: new.py",)
 
 
+def test_evidence_and_generated_text_that_are_not_in_the_tag_are_refused(root: Path) -> None:
+    """What is judged here is what is published there: renewed text, records of another cell, evidence staged only."""
+    head = ledger.read("cpu", root / "evidence")[-1].hash
+    ran = ledger.read("cpu", root / "evidence")[-1].entry
+    for entry in (msgspec.structs.replace(ran, session=name, environment="b") for name in ("", "lint")):
+        ledger.append(msgspec.structs.replace(entry, profile="landing"), root / "evidence")
+    docs.write(root)
+    git(root, "add", "evidence")
+    (root / "evidence" / "stray.json").touch()
+    tag(root, head)
+    said = release.check("v0.28.0", root)
+    assert len(said) == 1
+    named = said[0].removeprefix("not committed, so not in the tag: ").partition(";")[0].split(", ")
+    assert sorted(named) == ["README.md", "docs/support.md", "evidence/cpu.jsonl", "evidence/stray.json"]
+
+
 def test_a_wrong_a_missing_and_a_light_tag_are_refused(root: Path) -> None:
     assert "there is no tag v0.28.1" in release.check("v0.28.1", root)
     assert "the tag is v0.28.1, the version wants v0.28.0" in release.check("v0.28.1", root)
