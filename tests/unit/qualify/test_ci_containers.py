@@ -24,11 +24,14 @@ def _program(folder: Path, name: str, script: str) -> None:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """A host with every program, a `dockerd` that does not start and sessions that pass; `called` lists them."""
+    """A host with every program and room enough, a `dockerd` that does not start and sessions that pass; `called` lists
+    them.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     _program(folder, "dockerd", "echo cgroups: permission denied >&2; exit 1")
     _program(folder, "mmdebstrap", "exit 0")
+    _program(folder, "df", "echo Avail; echo 20")
     _program(folder, "nox", f'echo "$*" >> {tmp_path}/called')
     _program(folder, "python3", f"echo {folder}/cell-python")  # what `python3 -m qualify.environment` prints
     _program(folder, "cell-python", f'exec {sys.executable} "$@"')
@@ -66,6 +69,26 @@ def test_a_host_without_an_engine_is_told_in_one_line_and_by_status_3(host: Path
     assert not (host.parent / "engines" / "ci-engine").exists()
 
 
+def test_a_host_without_room_is_one_without_an_engine(host: Path) -> None:
+    """Nothing is installed or started there."""
+    _program(host, "df", "echo Avail; echo 19")
+    status, said = _run(host)
+    assert status == 3
+    assert "NOT RUN, no engine: 19 GB are free and 20 are needed" in said
+    assert "engine: " not in said.replace("no engine: ", "")
+    assert _called(host) == []
+
+
+def test_the_unit_tests_have_time_enough_on_a_host_twice_as_slow(host: Path) -> None:
+    """They took 602 s; the limit inside the container is the one that ends them, with its own words."""
+    _program(host, "cell-python", f'{PROBED}\nexec {sys.executable} "$@"')
+    _, said = _run(host)
+    words = _called(host)[-1].split()
+    inside = int(words[words.index("--limit") + 1])
+    outside = next(line for line in said.splitlines() if line.startswith("containers: unit: "))
+    assert 2 * 602 < inside < int(outside.partition("at most ")[2].partition(",")[0])
+
+
 def test_every_step_runs_and_its_time_is_printed(host: Path) -> None:
     """An image, the parity check of 1A1F and the unit tests in it: each with its seconds and its status."""
     _program(host, "cell-python", f'{PROBED}\nexec {sys.executable} "$@"')
@@ -97,6 +120,14 @@ def test_a_step_that_fails_is_a_failure_and_what_the_engine_held_is_removed(host
     assert "containers: build: " in said
     assert len(_called(host)) == 2
     assert not held.parent.exists()
+
+
+@pytest.mark.parametrize("step", ["test", "build", "demo", "unit"])
+def test_only_the_engine_says_that_there_is_none(host: Path, step: str) -> None:
+    """nox ends with 3, too, for a session that it does not know: that is a failure."""
+    _program(host, "cell-python", f'{PROBED}\nexec {sys.executable} "$@"')
+    _program(host, "nox", f'case "$*" in *{step}*) exit 3;; esac')
+    assert _run(host)[0] == 1
 
 
 def test_a_script_that_is_ended_ends_its_step_and_removes_the_engine(host: Path) -> None:

@@ -279,17 +279,19 @@ def test_no_engine_is_one_line_and_an_exit_status_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "patience_s", "said"),
     [
         (
             "echo 'mount: operation not permitted' >&2; exit 1",
+            10.0,
             "ended with 1: | mount: operation not permitted",
         ),
-        ("echo waiting for a device >&2; exec sleep 60", "did not serve in 0.5 s: | waiting for a device"),
+        ("echo waiting for a device >&2; exec sleep 60", 3.0, "did not serve in 3 s: | waiting for a device"),
     ],
 )
 def test_a_daemon_that_does_not_start_is_no_engine_with_its_own_words_and_leaves_nothing(
     script: str,
+    patience_s: float,
     said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -297,7 +299,7 @@ def test_a_daemon_that_does_not_start_is_no_engine_with_its_own_words_and_leaves
 ) -> None:
     """As on a host that forbids what an engine needs: one line, its own status, no process and no folder."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(engine, "START_S", 0.5)
+    monkeypatch.setattr(engine, "START_S", patience_s)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("AFD_ENGINE_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("PATH", _daemon(tmp_path / "bin", script))
