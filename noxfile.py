@@ -150,7 +150,11 @@ def abi(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def native_control(session: nox.Session) -> None:
-    """vLLM without AFD serves the test models here, and agrees with an oracle that is not vLLM."""
+    """vLLM without AFD serves the test models here, and agrees with an oracle that is not vLLM.
+
+    On a GPU cell there is no oracle: one model answers with as many tokens as asked for, and the extension's kernels
+    are exact.
+    """
     if gpu_cell.asks_for_gpu(session.posargs):
         Host(session).python("-m", "qualify.gpu", "control", "--out", "out/gpu", *session.posargs)
     else:

@@ -188,10 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     sources = [csrc.ROOT / "csrc" / name for name in (*csrc.SOURCES, *csrc.HEADERS)]
     if not any(path.is_file() for path in sources):
-        print(
-            f"NOT_APPLICABLE: looked for {', '.join(str(p.relative_to(csrc.ROOT)) for p in sources)}: none is there"
-        )
-        return 0
+        names = ", ".join(str(path.relative_to(csrc.ROOT)) for path in sources)
+        print(f"abi: {names}: none is there, and they are tracked", file=sys.stderr)
+        return 1
     import torch
 
     with tempfile.TemporaryDirectory(prefix="afd-abi-") as scratch:

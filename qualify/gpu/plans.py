@@ -58,7 +58,7 @@ PLANS: Mapping[str, Plan] = {
             Stage(("bench",), 290),
         ),
     ),
-    # a lever against the plain run, after the timeline has said which
+    # the lever of one-gpu-speed's timeline in TPOT, and another in the timeline
     "one-gpu-lever": Plan(
         "h200x1",
         (

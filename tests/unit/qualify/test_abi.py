@@ -96,12 +96,12 @@ def test_the_operators_are_those_that_the_source_defines() -> None:
     assert defined_operators('m.def("a(int x) "\n  "-> ()"); m.def(NAME);') == ("a(int x) -> ()",)
 
 
-def test_without_an_extension_there_is_nothing_to_judge(
+def test_without_the_sources_of_the_extension_it_is_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(csrc, "ROOT", tmp_path)
-    assert abi.main([]) == 0
-    assert "NOT_APPLICABLE: looked for csrc/exchange.cu" in capsys.readouterr().out
+    assert abi.main([]) == 1
+    assert "abi: csrc/exchange.cu, csrc/ops.cpp, csrc/exchange.h: none is there" in capsys.readouterr().err
 
 
 def test_without_a_compiler_it_is_blocked_and_a_broken_library_is_a_fault(

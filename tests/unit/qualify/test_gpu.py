@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from qualify import csrc
-from qualify.gpu import engines, host, speed, workloads
+from qualify.gpu import engines, host, parts, speed, workloads
 
 
 def _rows(*answers: tuple[list[int], list[float]]) -> list[dict[str, object]]:
@@ -19,6 +21,21 @@ def _rows(*answers: tuple[list[int], list[float]]) -> list[dict[str, object]]:
         }
         for tokens, values in answers
     ]
+
+
+@pytest.mark.parametrize(
+    ("exact", "tokens", "passed"),
+    [(True, 8, True), (False, 8, False), (True, 7, False), (True, 0, False)],
+)
+def test_the_native_control_wants_exact_kernels_and_every_token(
+    exact: bool, tokens: int, passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that is short or empty is no service."""
+    rows = [{"tokens": [1] * tokens}]
+    engine = SimpleNamespace(receive=lambda _: {"ready": True}, ask=lambda *_, **__: rows)
+    monkeypatch.setattr(parts.probe, "ask", lambda _: {"exact": exact})
+    monkeypatch.setattr(parts, "native", lambda *_: nullcontext(engine))
+    assert parts.control(host.Host(tmp_path, 0.0, {}))["passed"] is passed
 
 
 def test_equal_answers_are_exact() -> None:
