@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The upgrade workflow as a state machine: thirteen phases in order, three modes, one record per phase.
 
-A later phase cannot be recorded as done while an earlier one is not PASS. The mode says which phases are in
-reach and what may be written; `check_writes` compares that with what really changed. Pure: no file is touched.
+A later phase cannot be recorded as done while an earlier one is not PASS. The mode says which phases are in reach.
+Pure: no file is touched.
 """
 
 from __future__ import annotations
 
 import enum
-import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -55,29 +54,19 @@ class Mode(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Scope:
-    """What a mode reaches and may write: shell patterns of paths relative to the checkout."""
+    """What a mode reaches: up to which phase, and which of them it leaves out."""
 
     last: Phase
-    not_run: frozenset[Phase]
-    writes: tuple[str, ...]
+    not_run: frozenset[Phase] = frozenset()
 
 
 SCOPES = {
-    Mode.PLANNING_AUDIT: Scope(Phase.PRODUCE_STAGED_PLAN, frozenset(), ()),
-    Mode.IMPLEMENTATION: Scope(
-        Phase.CAPTURE_LESSONS_AND_REPORT,
-        frozenset(),
-        (
-            "afd_plugin/*", "containers/*", "csrc/*", "docs/*", "evidence/*", "qualify/*", "recipes/*", "tests/*",
-            "*.md", "noxfile.py", "pyproject.toml",
-        ),
-    ),
+    Mode.PLANNING_AUDIT: Scope(Phase.PRODUCE_STAGED_PLAN),
+    Mode.IMPLEMENTATION: Scope(Phase.CAPTURE_LESSONS_AND_REPORT),
     Mode.FINAL_VALIDATION: Scope(
-        Phase.CAPTURE_LESSONS_AND_REPORT,
-        frozenset({Phase.IMPLEMENT_ATOMIC_ADAPTATIONS}),
-        ("evidence/*",),
+        Phase.CAPTURE_LESSONS_AND_REPORT, frozenset({Phase.IMPLEMENT_ATOMIC_ADAPTATIONS})
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -198,27 +187,6 @@ class Workflow:
             if self.hardware or self.mode is Mode.FINAL_VALIDATION
             else "implemented, GPU-unverified"
         )
-
-
-def writable(mode: Mode, path: str, *, architecture_passed: bool) -> bool:
-    """Whether a task in `mode` may change `path` (relative, with `/`).
-
-    Production code is closed until the architecture gate has passed; planning writes nothing at all; a lessons
-    file belongs to an implementation.
-    """
-    if mode is Mode.IMPLEMENTATION and not architecture_passed:
-        return fnmatch.fnmatch(path, "evidence/*")
-    return any(fnmatch.fnmatch(path, pattern) for pattern in SCOPES[mode].writes)
-
-
-def check_writes(mode: Mode, changed: Iterable[str], *, architecture_passed: bool = False) -> tuple[str, ...]:
-    """One sentence for each changed path that the mode forbids; `changed` comes from git."""
-    return tuple(
-        f"{path} changed, which {mode.value} may not write"
-        + ("" if architecture_passed or mode is not Mode.IMPLEMENTATION else " before the architecture gate")
-        for path in sorted(changed)
-        if not writable(mode, path, architecture_passed=architecture_passed)
-    )
 
 
 def report(workflow: Workflow) -> str:

@@ -21,7 +21,7 @@ table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
 th, td { border-bottom: 1px solid #ddd; padding: .35rem .6rem; text-align: left; vertical-align: top; }
 code { font-size: 90%; } .mono { font-family: monospace; overflow-wrap: anywhere; }
 .PASS, .validated { color: #17692e; } .FAIL, .unvalidated { color: #a3271c; }
-.BLOCKED, .STOPPED, .unit-only, .landing { color: #8a5a00; } .SKIPPED, .historical { color: #555; }
+.BLOCKED, .STOPPED, .landing { color: #8a5a00; } .SKIPPED, .historical { color: #555; }
 td[class] { font-weight: 600; }
 </style></head><body>
 <h1>Evidence of afd-plugin</h1>
@@ -30,7 +30,7 @@ td[class] { font-weight: 600; }
 <table><tr><th>layer</th><th>claim</th><th>cell</th><th>state</th><th>evidence</th></tr>
 {%- for row in rows %}
 <tr><td>{{ row.layer }}</td><td>{{ row.claim }}</td><td>{{ row.cell }}</td>
-<td class="{{ row.state.value | replace(' ', '-') }}">{{ row.state.value }}</td><td>{{ row.why }}</td></tr>
+<td class="{{ row.state.value }}">{{ row.state.value }}</td><td>{{ row.why }}</td></tr>
 {%- endfor %}
 </table>
 {%- for cell, records in ledgers.items() %}

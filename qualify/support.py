@@ -19,7 +19,6 @@ class State(str, enum.Enum):
 
     VALIDATED = "validated"
     LANDING = "landing"
-    UNIT_ONLY = "unit only"
     UNVALIDATED = "unvalidated"
     UNSUPPORTED = "unsupported"
     HISTORICAL = "historical"
@@ -29,15 +28,13 @@ class State(str, enum.Enum):
 class Claim:
     """One thing that the project says it does: the layer it belongs to, and the sessions that prove it on a cell.
 
-    With `unit` the unit tests cover the claim's code, so that without its own sessions it is "unit only". A claim
-    that is `refused` is what the project refuses by name. Without a cell nothing can validate a claim.
+    A claim that is `refused` is what the project refuses by name. Without a cell nothing can validate a claim.
     """
 
     layer: str
     text: str
     cells: tuple[str, ...]
     sessions: tuple[str, ...]
-    unit: bool = False
     refused: bool = False
 
 
@@ -140,10 +137,10 @@ def judged(claim: Claim, records: Sequence[Record], revision: str) -> tuple[Stat
     """A claim's state on one cell and the reason.
 
     validated: each session has a whole qualifying run at this revision; landing: a whole run, but of the diagnostic
-    profile. Neither with a failure there: in the last run, or in a qualifying one, where it stands. unit only: its own
-    sessions have no whole run at this revision, and the unit tests do. historical: only another revision has one.
+    profile. Neither with a failure there: in the last run, or in a qualifying one, where it stands. historical: only
+    another revision has a whole run.
     """
-    every = {name: runs(records, name) for name in {*claim.sessions, "unit"}}
+    every = {name: runs(records, name) for name in claim.sessions}
     now = {
         name: [run for run in found if run.entries[-1].revision == revision] for name, found in every.items()
     }
@@ -158,8 +155,6 @@ def judged(claim: Claim, records: Sequence[Record], revision: str) -> tuple[Stat
         ]
         state = State.VALIDATED if all(run.qualifying for run in last) else State.LANDING
         return state, "; ".join(run.cited() for run in last)
-    if claim.unit and whole["unit"]:
-        return State.UNIT_ONLY, whole["unit"][-1].cited()
     if old := [run for name in claim.sessions for run in every[name] if run.whole]:
         return State.HISTORICAL, f"{old[-1].cited()} of revision {old[-1].entries[-1].revision[:12]}"
     if parts := [now[name][-1] for name in claim.sessions if now[name]]:

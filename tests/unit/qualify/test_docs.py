@@ -98,7 +98,7 @@ def test_text_without_a_generated_part_is_found(root: Path) -> None:
         ([("e2e", Status.PASS, "old")], State.HISTORICAL),
         ([("e2e", Status.PASS, "old"), ("e2e", Status.FAIL, "now")], State.UNVALIDATED),
         ([("e2e", Status.FAIL, "now"), ("e2e", Status.PASS, "now")], State.LANDING),
-        ([("unit", Status.PASS, "now")], State.UNIT_ONLY),
+        ([("unit", Status.PASS, "now")], State.UNVALIDATED),
         # one shard is not the session; a whole landing run is, until something of a later run fails
         ([("e2e", Status.PASS, "now", "1/2")], State.UNVALIDATED),
         ([("e2e", Status.PASS, "now", "2/2"), ("e2e", Status.PASS, "now", "1/2")], State.VALIDATED),
@@ -122,7 +122,7 @@ def test_a_claim_is_what_its_records_make_it(records: list[tuple[Any, ...]], sta
     made: list[ledger.Record] = []
     for one in records:
         made.append(ledger.chained(entry(*one), made[-1] if made else None))
-    claim = Claim("2", "text", ("cpu",), ("e2e",), unit=True)
+    claim = Claim("2", "text", ("cpu",), ("e2e",))
     assert judged(claim, made, "now")[0] is state
 
 
