@@ -17,7 +17,7 @@ from qualify import execution, expected, gate, ledger, revision, verify
 from qualify.chain import Profile
 from qualify.gate import Gate, Refused
 from qualify.phases import Status
-from tests.unit.qualify.planted import BESIDE, commit, make, run, statuses
+from tests.unit.qualify.planted import BESIDE, WAITING, commit, make, run, statuses
 
 STOPPING = """
 import os, pathlib, signal, time
@@ -131,34 +131,40 @@ def test_a_case_that_had_failed_when_the_gate_was_killed_stands(
     assert [entry.session for entry in stands] == ([] if holds else ["unit"])
 
 
-def test_what_ran_beside_a_gate_that_is_stopped_is_on_record_as_far_as_it_came(sharded: Path) -> None:
-    """Over: as ever. At work: interrupted, or failed by the case that had failed by then."""
-    stops = f"    import signal; os.kill({os.getpid()}, signal.SIGINT); time.sleep(60)\n"
-    cases = {
-        "at work": (BESIDE + stops, "interrupted"),
-        "over": (
-            "import psutil\n"
-            + BESIDE.replace("getpid()", "getppid()").replace("wait('other')", "pass")
-            + "    while psutil.pid_exists(int(pathlib.Path('.gate', 'began').read_text())): time.sleep(0.05)\n"
-            + "    time.sleep(2)\n"
-            + stops,
-            None,
-        ),
-        "failed": (
-            BESIDE.replace("wait('other')", "raise AssertionError") + "    time.sleep(2)\n" + stops,
-            "",
-        ),
-    }
-    for text, cause in cases.values():
-        (sharded / ".gate" / "began").unlink(missing_ok=True)
-        (sharded / "tests" / "e2e" / "test_a.py").write_text(text)
-        commit(sharded)
-        opened = make(sharded, Profile.QUALIFYING)
-        opened.open(())
-        with pytest.raises(KeyboardInterrupt):
-            opened.run()
-        last = {r.entry.shard: r.entry for r in ledger.read("cpu", sharded / "evidence")[-2:]}
-        assert last["2/2"].cause == "interrupted"
-        beside = last["1/2"]
-        assert beside.status is (Status.PASS if cause is None else Status.FAIL)
-        assert (beside.cause or "") == (cause or "")
+GONE = """    while psutil.pid_exists(int(pathlib.Path('.gate', 'began').read_text())): time.sleep(0.05)
+    time.sleep(1)
+"""
+FAILED = """    while not any('test_a.py F' in path.read_text() for path in pathlib.Path('.gate').rglob('log.txt')):
+        time.sleep(0.05)
+"""
+STOPS = "    os.kill({}, signal.SIGINT); time.sleep(60)\n"
+
+
+@pytest.mark.parametrize(
+    ("waits", "when", "status", "cause"),
+    [
+        ("wait('other')", "", Status.FAIL, "interrupted"),
+        ("assert n == 2; wait('other')", FAILED, Status.FAIL, None),
+        ("pass", GONE, Status.PASS, None),
+    ],
+)
+def test_what_ran_beside_a_gate_that_is_stopped_is_on_record_as_far_as_it_came(
+    sharded: Path, waits: str, when: str, status: Status, cause: str | None
+) -> None:
+    """At work: interrupted, or failed where a case had failed by then. Over: as ever."""
+    both = BESIDE.replace(
+        "def test_a_waits():", "@pytest.mark.parametrize('n', [1, 2])\ndef test_a_waits(n):"
+    )
+    text = both.replace("getpid()", "getppid()").replace("wait('other')", waits, 1)
+    imports = "import psutil, pytest, signal\n"
+    (sharded / "tests" / "e2e" / "test_a.py").write_text(imports + text + when + STOPS.format(os.getpid()))
+    cases = {WAITING: 2, "tests/e2e/test_a.py::test_b_works": 1}
+    (sharded / "qualify" / "cases" / "e2e_all.txt").write_text(expected.render(cases))
+    commit(sharded)
+    opened = make(sharded, Profile.QUALIFYING)
+    opened.open(())
+    with pytest.raises(KeyboardInterrupt):
+        opened.run()
+    last = {r.entry.shard: r.entry for r in ledger.read("cpu", sharded / "evidence")[-2:]}
+    assert (last["2/2"].status, last["2/2"].cause) == (Status.FAIL, "interrupted")
+    assert (last["1/2"].status, last["1/2"].cause) == (status, cause)
