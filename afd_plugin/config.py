@@ -205,6 +205,12 @@ class LinkSettings:
     ffn_restart_window_s: float = 0.0
 
     @property
+    def listen_host(self) -> str:
+        """The host of ``listen`` as a socket takes it: no brackets, and a literal for the wildcard ``*``."""
+        host = self.listen.rpartition(":")[0].strip("[]")
+        return "0.0.0.0" if host == "*" else host or "127.0.0.1"  # noqa: S104
+
+    @property
     def silence_timeout_s(self) -> float:
         """How long a peer may be silent: ``failure_timeout_s`` less what an error takes from here to the client."""
         return 0.75 * self.failure_timeout_s

@@ -16,7 +16,6 @@ import struct
 import time
 
 from afd_plugin.config import LinkSettings
-from afd_plugin.control.address import Address
 from afd_plugin.errors import PeerLost, ProtocolError
 
 HANDSHAKE_S = 2.0
@@ -29,7 +28,7 @@ _CHUNK_BYTES = 1 << 16
 
 def listening(settings: LinkSettings) -> tuple[socket.socket, str]:
     """A socket that listens beside the control plane's, and where peers find it, as ``"host port"``."""
-    host = Address.parse(settings.listen, settings.variable("listen")).host
+    host = settings.listen_host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
