@@ -101,7 +101,7 @@ def test_the_launching_side_imports_neither_vllm_nor_torch() -> None:
         (["serve", "M", "--ffn-args", "--enable-lora"], "LoRA is not supported"),
         (["attention", "M", "-tp", "2"], "use --attention-tp"),
         (["attention", "M", "--token-file", "/nonexistent"], "cannot be read"),
-        (["ffn", "M", "--listen", "nonsense"], "expected HOST:PORT"),
+        (["ffn", "M", "--listen", "nonsense"], "expected host:port"),
         (["ffn", "M", "--listen", "127.0.0.1:0"], "must be told a port"),
         (["check", "--listen", "nonsense"], "expected HOST:PORT"),
         (["demo", "no-such-model"], "There is no checkpoint 'no-such-model'"),

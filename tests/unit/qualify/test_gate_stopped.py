@@ -29,8 +29,20 @@ def test_two():
 """
 
 
+@pytest.fixture(autouse=True)
+def at_a_terminal() -> Iterator[None]:
+    """The handlers of a process at a terminal: one in the background of a script ignores SIGINT, `nohup` SIGHUP."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
-def heeding() -> Iterator[None]:
+def heeding(at_a_terminal: None) -> Iterator[None]:
     """The handlers that a gate has, for the test alone."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
