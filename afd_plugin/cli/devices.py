@@ -145,6 +145,13 @@ def share_devices(names: Sequence[str], topology: Topology) -> DeviceShare:
     )
 
 
+def shard_devices(visible: str, shard: int) -> str:
+    """``visible``, the GPU of ``shard`` first: a process that shares no world takes the first one that it sees."""
+    names = visible.split(",")
+    own = names[shard % len(names)]
+    return ",".join([own, *(name for name in names if name != own)])
+
+
 def threads_per_process(cores: int, processes: int) -> int:
     """OpenMP threads of each worker when ``processes`` workers share ``cores`` cores."""
     return max(1, cores // max(1, processes))

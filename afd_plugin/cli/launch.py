@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from afd_plugin.cli.devices import VISIBLE_DEVICES, DeviceShare, threads_per_process
+from afd_plugin.cli.devices import VISIBLE_DEVICES, DeviceShare, shard_devices, threads_per_process
 from afd_plugin.cli.flags import given
 from afd_plugin.cli.options import LaunchOptions
 from afd_plugin.config import LinkSettings, Role
@@ -116,13 +116,6 @@ def ffn_children(
             ChildSpec(f"ffn-{rank}", command, own, stop_order=1, scratch=METRICS, restart=restart)
         )
     return tuple(children)
-
-
-def shard_devices(visible: str, shard: int) -> str:
-    """``visible``, the GPU of ``shard`` first: a process that shares no world takes the first one that it sees."""
-    names = visible.split(",")
-    own = names[shard % len(names)]
-    return ",".join([own, *(name for name in names if name != own)])
 
 
 def restart_policy(link: LinkSettings) -> RestartPolicy | None:

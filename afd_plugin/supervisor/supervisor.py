@@ -44,8 +44,7 @@ class Supervisor:
     ``limits.failure`` to answer their clients and end by themselves, then they are ended. A child with a restart
     policy that fails while the service is complete is no fault yet: once nothing of it is left it is started
     again, and only if it is not ready within its window is what made it fail the fault of the service. The first
-    SIGTERM, SIGINT or SIGHUP begins a clean stop in
-    ``stop_order``, the second one ends everything at once.
+    SIGTERM, SIGINT or SIGHUP begins a clean stop in ``stop_order``, the second one ends everything at once.
 
     Args:
         specs: The children; at least one, names unique.

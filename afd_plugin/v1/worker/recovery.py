@@ -231,9 +231,8 @@ class Recovery:
         try:
             planes = self._rejoin({POSITION_KEY: str(self.progress.position)}, left, self._cancelled, before)
             connector = planes.connector
-            planes.control.on_failure(
-                lambda error: connector.abort()
-            )  # ends a replay whose FFN is lost again
+            # ends a replay whose FFN is lost again
+            planes.control.on_failure(lambda error: connector.abort())
             self._go_on(planes)
         except _HOPELESS:
             if planes is not None:

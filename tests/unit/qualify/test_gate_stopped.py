@@ -42,14 +42,9 @@ def at_a_terminal() -> Iterator[None]:
 
 
 @pytest.fixture
-def heeding(at_a_terminal: None) -> Iterator[None]:
+def heeding(at_a_terminal: None) -> None:
     """The handlers that a gate has, for the test alone."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
     gate.heed_signals()
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def stopped(root: Path, name: str, holds: bool, tests: str = STOPPING) -> None:
