@@ -12,6 +12,7 @@ import pytest
 from afd_plugin.config import LinkSettings
 from afd_plugin.connectors.stream import Stream, listening
 from afd_plugin.errors import PeerLost, ProtocolError
+from tests.unit.ipv6 import needs_ipv6
 
 TOKEN, LIFE = "a shared secret", "one life"
 LARGE = 24 << 20
@@ -35,7 +36,9 @@ def ends() -> Iterator[tuple[Stream, Stream]]:
     far.close()
 
 
-@pytest.mark.parametrize(("listen", "host"), [("*:29700", "0.0.0.0"), ("[::1]:29700", "::1")])
+@pytest.mark.parametrize(
+    ("listen", "host"), [("*:29700", "0.0.0.0"), pytest.param("[::1]:29700", "::1", marks=needs_ipv6)]
+)
 def test_the_data_plane_listens_where_the_control_plane_does(listen: str, host: str) -> None:
     listener, offer = listening(LinkSettings(listen=listen, advertise="ffn-host"))
     with closing(listener):

@@ -37,6 +37,7 @@ from tests.unit.control.harness import (
     serving,
     still_waiting,
 )
+from tests.unit.ipv6 import needs_ipv6
 
 
 @pytest.mark.parametrize(
@@ -74,25 +75,14 @@ def test_each_life_has_an_epoch_of_its_own() -> None:
     assert len(epochs) == 3
 
 
-@pytest.mark.parametrize("listen", ["[::1]:0", "127.0.0.7:0", "localhost:0"])
+@pytest.mark.parametrize("listen", [pytest.param("[::1]:0", marks=needs_ipv6), "127.0.0.7:0", "localhost:0"])
 def test_other_loopback_addresses_work_also_for_groups_that_are_not_the_host(listen: str) -> None:
-    if listen.startswith("[") and not _has_ipv6():
-        pytest.skip("this machine has no IPv6 loopback")
     with serving(Topology(2, 1, 2, 1), replace(FAST, listen=listen)) as service:
         host = listen.rpartition(":")[0]
         for index in range(2):
             group = service.lanes[0].control.membership.group(index)
             assert group.address.startswith(host + ":")
             assert group.heartbeat_address.startswith(host + ":")
-
-
-def _has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
 
 
 def test_groups_on_different_addresses_are_found_by_the_directory_alone() -> None:
