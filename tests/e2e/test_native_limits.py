@@ -54,4 +54,6 @@ def test_expert_parallelism_ends_the_workers(
 ) -> None:
     options = ["--tensor-parallel-size", "2", "--enable-expert-parallel"]
     log = failing_log(options, checkpoints["deepseek-v2"], python, tmp_path / "ep2")
-    assert "died unexpectedly (exit code: -11)" in log  # SIGSEGV
+    assert "died unexpectedly" in log
+    # what vLLM logs is None where it looks before the process has been waited for
+    assert "(exit code: -11)" in log or "Segfault encountered" in log
