@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 class CheckedOutput(AsyncModelRunnerOutput):
     """A native asynchronous output that is handed on only if nothing had failed when its tokens arrived."""
 
-    def __init__(self, inner: AsyncModelRunnerOutput, check: Callable[[], None]) -> None:
+    def __init__(
+        self, inner: AsyncModelRunnerOutput, arrived: Callable[[AsyncModelRunnerOutput], ModelRunnerOutput]
+    ) -> None:
         self._inner = inner
-        self._check = check
+        self._arrived = arrived
 
     def get_output(self) -> ModelRunnerOutput:
-        output = self._inner.get_output()
-        self._check()
-        return output
+        return self._arrived(self._inner)
 
 
 class AFDAttentionWorker(AttentionWorkerMixin, Worker):
@@ -62,12 +62,16 @@ class AFDAttentionWorker(AttentionWorkerMixin, Worker):
         if self.link is None or output is None:
             return output
         if isinstance(output, AsyncModelRunnerOutput):
-            return CheckedOutput(output, self._check)
+            return CheckedOutput(output, self._arrived)
         self.link.check()
         return output
 
     @told
-    def _check(self) -> None:
-        """Called where the tokens of a step arrive, on a thread of vLLM's own."""
-        if self.link is not None:
-            self.link.check()
+    def _arrived(self, output: AsyncModelRunnerOutput) -> ModelRunnerOutput:
+        """Wait for the tokens of a step, on a thread of vLLM's own."""
+        try:
+            return output.get_output()
+        finally:
+            # a failure that is known forbids an answer, and explains an error
+            if self.link is not None:
+                self.link.check()
