@@ -105,7 +105,7 @@ class P2pNcclAFDConnector(AFDConnector):
         self._answers: Direction | None = None
         self._aborted = False
         self._ending = threading.Lock()
-        self._aborts: list[threading.Thread] | None = None
+        self._aborts: dict[Direction, threading.Thread] = {}
 
     def offer(self) -> dict[str, str]:
         return self._meeting.offer()
@@ -300,19 +300,17 @@ class P2pNcclAFDConnector(AFDConnector):
         """Abort both communicators, after the seal of every step that is not over.
 
         vLLM's abort can wait for kernels of the other one, so both run side by side; each is bounded by vLLM. The
-        monitor's abort and the main thread's close may come at once: the second waits for the first's.
+        monitor's abort and the main thread's close may come at once: the second waits for the first's, and aborts what
+        `connect` has made since.
         """
         with self._ending:
             self._seal.fill_(_BROKEN)
-            if self._aborts is None:
-                self._aborts = [
-                    threading.Thread(target=one.communicator.destroy, daemon=True)
-                    for one in (self._requests, self._answers)
-                    if one is not None
-                ]
-                for thread in self._aborts:
-                    thread.start()
-        for thread in self._aborts:
+            for one in (self._requests, self._answers):
+                if one is not None and one not in self._aborts:
+                    self._aborts[one] = threading.Thread(target=one.communicator.destroy, daemon=True)
+                    self._aborts[one].start()
+            aborts = tuple(self._aborts.values())
+        for thread in aborts:
             thread.join(_ABORT_S)
 
 
