@@ -159,7 +159,7 @@ class Running:
 
     def _watch(self) -> None:
         while self._status is None:  # `outcome` bounds it and then ends the process
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error):
                 for child in psutil.Process(self._process.pid).children(recursive=True):
                     self._seen.setdefault(child.pid, child)
             with contextlib.suppress(subprocess.TimeoutExpired):

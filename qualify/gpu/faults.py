@@ -65,11 +65,11 @@ def faults(host: Host) -> dict[str, Any]:
         engines += [started(connector, "again") for connector in connectors(host)]
         wait_all(engines, max(1.0, min(START_S, host.left())))
         reference, *rows = [one.ask(60, "generate", **requests()) for one in engines]
+        again = [compare(row, reference) for row in rows]
     except BaseException:
         for engine in engines:
             engine.close(graceful=False)
         raise
-    again = [compare(row, reference) for row in rows]
     outcome["next_start"] = {
         "agreements": [asdict(agreement) for agreement in again],
         "exit_codes": [engine.close() for engine in engines],
@@ -80,7 +80,7 @@ def faults(host: Host) -> dict[str, Any]:
         and all(code == 0 for codes in outcome["next_start"]["exit_codes"] for code in codes.values())
         and all(one["both_alive_before"] for one in struck)
         and all(one["seconds"] <= BOUND_S and one["survivor_exit_code"] not in (0, None) for one in struck)
-        and outcome["memory_freed"]
+        and outcome["memory_freed"] is not False
     )  # fmt: skip
     return outcome
 

@@ -13,6 +13,9 @@ from qualify.gpu.engines import TWO_GPUS, native, role_report, service, wait_all
 from qualify.gpu.host import MODES, PARITY_ENGINE, RUN_S, START_S, Host
 from qualify.gpu.workloads import LOGPROBS, PARITY_TOKENS, compare, parity_prompts
 
+Reference = tuple[str, str, int]
+"""Model, mode and tensor-parallel size of a native engine."""
+
 
 @dataclass(frozen=True)
 class ParityCase:
@@ -36,11 +39,11 @@ class ParityCase:
     """Above 1 on two GPUs, with the FFN on the first of them; the reference has the same TP."""
 
     @property
-    def reference(self) -> tuple[str, str, int]:
-        """Model, mode and tensor-parallel size of the native engine that it is compared with."""
+    def reference(self) -> Reference:
+        """The native engine that it is compared with."""
         return self.model, self.mode, self.attention_tp
 
-    def rival(self, gpus: int) -> tuple[str, str, int] | None:
+    def rival(self, gpus: int) -> Reference | None:
         """A native engine that differs from the reference as this cell does: whole experts against sliced ones.
 
         None where the cell computes what its reference does, and where ``gpus`` do not hold a native engine with TP2.
@@ -137,8 +140,9 @@ def parity(host: Host) -> dict[str, Any]:
     with ThreadPoolExecutor(workers) as pool:
         # in this order, so that no case waits for a reference that has no thread
         futures = {key: pool.submit(_native_rows, host, models[key[0]], *key) for key in references}
-        outcomes = list(pool.map(lambda case: _case(host, models[case.model], case, futures), cases))
-        native_runs = {key: future.result() for key, future in futures.items()}
+        outcomes = list(pool.map(lambda case: _outcome(host, models[case.model], case, futures), cases))
+    # a case whose reference failed says so itself
+    native_runs = {key: future.result() for key, future in futures.items() if future.exception() is None}
     return {
         "prompts": len(parity_prompts()),
         "native_against_itself": {
@@ -175,20 +179,21 @@ def as_promised(outcome: Mapping[str, Any]) -> bool:
     experts, too (attention's TP), a first position may differ as far as native TP1 and TP2 do there; where these do not
     fit, as far as native differs from itself anywhere in this run: one router that chooses otherwise changes the rest.
     Where answers may differ at all, as many tokens as `tokens_wanted` are equal, so that no later step goes unjudged.
-    Every process has ended with 0, and where attention replays graphs the FFN does.
+    Every process has ended with 0, and the devices of both roles have counted steps of the case's mode and stages.
     """
-    codes = [code for run in outcome.get("exit_codes", [{"": None}]) for code in run.values()]
-    if any(code != 0 for code in codes) or ("-graph-" in outcome["case"] and not outcome["ffn"]["replays"]):
+    if "error" in outcome or any(code != 0 for run in outcome["exit_codes"] for code in run.values()):
         return False
     split = outcome["case"].endswith("-dbo")
+    kind, last_stage = "replayed" if "-graph-" in outcome["case"] else "eager", int(split)
+    counts = [outcome[role]["device_steps"][kind] for role in ("attention", "ffn")]
+    if not all(count[last_stage:] and count[last_stage] for count in counts):
+        return False
     sharded = "-shards" in outcome["case"] or "-attention-tp" in outcome["case"]
-    if not (split or sharded) or "agreements" not in outcome:
-        return bool(outcome.get("exact"))
-    steps = outcome["attention"]["device_steps"]
-    stages = sum(steps["eager"][1:]) + sum(steps["replayed"][1:]) if split else 1
+    if not (split or sharded):
+        return bool(outcome["exact"])
     largest = max(agreement["largest_first_difference"] for agreement in outcome["agreements"])
     fewest = min(agreement["equal_tokens"] for agreement in outcome["agreements"])
-    return bool(stages) and largest <= outcome["tolerance"] and fewest >= outcome["tokens_wanted"]
+    return bool(largest <= outcome["tolerance"] and fewest >= outcome["tokens_wanted"])
 
 
 def requests() -> dict[str, Any]:
@@ -198,7 +203,7 @@ def requests() -> dict[str, Any]:
     return {"prompts": prompts, "lengths": lengths, "logprobs": LOGPROBS}
 
 
-def _label(key: tuple[str, str, int]) -> str:
+def _label(key: Reference) -> str:
     return f"{key[0]}-{key[1]}" if key[2] == 1 else f"{key[0]}-{key[1]}-tp{key[2]}"
 
 
@@ -216,35 +221,42 @@ def _native_rows(host: Host, model: Path, name: str, mode: str, ranks: int) -> l
         return [*runs, other]
 
 
+def _outcome(
+    host: Host, model: Path, case: ParityCase, references: Mapping[Reference, Future[list[Any]]]
+) -> dict[str, Any]:
+    """What came of a case; an error, its reference's too, is the case's own outcome and no other's."""
+    if host.left() < 45:
+        return {"case": case.name, "error": "no time left", "exact": False}
+    try:
+        return _case(host, model, case, references)
+    except Exception as error:  # noqa: BLE001 - written down
+        return {"case": case.name, "error": f"{type(error).__name__}: {error}"[-5000:], "exact": False}
+
+
 def _case(
-    host: Host, model: Path, case: ParityCase, references: Mapping[tuple[str, str, int], Future[list[Any]]]
+    host: Host, model: Path, case: ParityCase, references: Mapping[Reference, Future[list[Any]]]
 ) -> dict[str, Any]:
     outcome: dict[str, Any] = {"case": case.name}
-    if host.left() < 45:
-        return {**outcome, "skipped": "no time left", "exact": False}
+    engines = service(
+        case.name, model, {**PARITY_ENGINE, **MODES[case.mode]}, host.logs,
+        gate=case.gate, dense=case.dense, shared=case.shared, connector=case.connector,
+        microbatches=case.microbatches, visible=case.visible, shards=case.shards, lanes=case.lanes,
+        attention_tp=case.attention_tp,
+    )  # fmt: skip
+    runs: list[Any] = []
     try:
-        engines = service(
-            case.name, model, {**PARITY_ENGINE, **MODES[case.mode]}, host.logs,
-            gate=case.gate, dense=case.dense, shared=case.shared, connector=case.connector,
-            microbatches=case.microbatches, visible=case.visible, shards=case.shards, lanes=case.lanes,
-            attention_tp=case.attention_tp,
-        )  # fmt: skip
-        runs: list[Any] = []
-        try:
-            ready = wait_all(engines, max(1.0, min(START_S, host.left())))
-            outcome["ready_s"] = max(ready.values())
-            for _ in range(2):
-                for engine in engines:
-                    engine.tell("generate", **requests())
-                runs.append([engine.receive(min(RUN_S, host.left())) for engine in engines])
-            status = engines[0].ask(30, "rpc", method="afd_status")[0]
-        except BaseException:
+        ready = wait_all(engines, max(1.0, min(START_S, host.left())))
+        outcome["ready_s"] = max(ready.values())
+        for _ in range(2):
             for engine in engines:
-                engine.close(graceful=False)
-            raise
-        outcome["exit_codes"] = [engine.close() for engine in engines[::-1]]
-    except Exception as error:  # noqa: BLE001 - the case's outcome
-        return {**outcome, "error": f"{type(error).__name__}: {error}"[-5000:], "exact": False}
+                engine.tell("generate", **requests())
+            runs.append([engine.receive(min(RUN_S, host.left())) for engine in engines])
+        status = engines[0].ask(30, "rpc", method="afd_status")[0]
+    except BaseException:
+        for engine in engines:
+            engine.close(graceful=False)
+        raise
+    outcome["exit_codes"] = [engine.close() for engine in engines[::-1]]
     reference = references[case.reference].result()
     others = compare(reference[0], reference[2])
     tolerance, wanted = others.largest_first_difference, EQUAL_SHARE * others.equal_tokens

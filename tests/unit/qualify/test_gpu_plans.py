@@ -6,7 +6,9 @@ from __future__ import annotations
 import inspect
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,30 +121,80 @@ def test_names_of_folders_stay_out_of_the_evidence() -> None:
     assert exchange_bench.described(setup)["environment"] == {"NCCL_DEBUG": "INFO"}
 
 
+def counted(eager: list[int], replayed: list[int]) -> dict[str, Any]:
+    return {"device_steps": {"eager": eager, "replayed": replayed}}
+
+
+def both(eager: list[int], replayed: list[int]) -> dict[str, Any]:
+    return {role: counted(eager, replayed) for role in ("attention", "ffn")}
+
+
 def test_what_may_differ_from_native_is_judged_within_its_spread_and_nothing_else() -> None:
     agreements = [{"largest_first_difference": 0.25, "equal_tokens": 90}]
-    ended = {"exit_codes": [{"a": 0, "a-ffn": 0}], "ffn": {"replays": 7}}
-    base = {"agreements": agreements, "exact": False, "tolerance": 0.5, "tokens_wanted": 90, **ended}
-    split = {"attention": {"device_steps": {"eager": [3, 3], "replayed": [0, 0]}}}
-    whole = {"attention": {"device_steps": {"eager": [3], "replayed": [0]}}}
-    assert not parity.as_promised({"case": "qwen3-moe-graph-gate-ffn", **base, **whole})
-    assert parity.as_promised({"case": "qwen3-moe-graph-gate-ffn-dbo", **base, **split})
-    assert parity.as_promised({"case": "qwen3-moe-graph-gate-ffn-shards2", **base, **whole})
-    assert not parity.as_promised({"case": "x-shards2", **base, **whole, "tolerance": 0.1})
-    assert not parity.as_promised({"case": "x-engines2", **base, **whole})
-    assert not parity.as_promised({"case": "x-shards2", **base, **whole, "tokens_wanted": 91}), "a later step"
-    exact = {**base, **whole, "exact": True}
+    base = {"agreements": agreements, "exact": False, "tolerance": 0.5, "tokens_wanted": 90}
+    base |= {"exit_codes": [{"a": 0, "a-ffn": 0}], **both([3, 3], [9, 9])}
+    assert not parity.as_promised({"case": "qwen3-moe-graph-gate-ffn", **base})
+    assert parity.as_promised({"case": "qwen3-moe-graph-gate-ffn-dbo", **base})
+    assert parity.as_promised({"case": "qwen3-moe-graph-gate-ffn-shards2", **base})
+    assert not parity.as_promised({"case": "x-shards2", **base, "tolerance": 0.1})
+    assert not parity.as_promised({"case": "x-engines2", **base})
+    assert not parity.as_promised({"case": "x-shards2", **base, "tokens_wanted": 91}), "a later step"
+    exact = {**base, "exact": True}
     assert parity.as_promised({"case": "v2-graph-gate-ffn", **exact})
     assert not parity.as_promised(
         {"case": "v2-graph-gate-ffn", **exact, "exit_codes": [{"a": 0, "a-ffn": -9}]}
     )
-    assert not parity.as_promised({"case": "v2-graph-gate-ffn", **exact, "ffn": {"replays": 0}})
-    assert parity.as_promised({"case": "v2-eager-gate-ffn", **exact, "ffn": {"replays": 0}})
-    never_split = {"attention": {"device_steps": {"eager": [3, 0], "replayed": [9, 0]}}}
-    assert not parity.as_promised({"case": "x-dbo", **base, **never_split})
-    uncounted = {"attention": {"device_steps": {"eager": [], "replayed": []}}}
-    assert not parity.as_promised({"case": "x-nccl-dbo", **base, **uncounted})
     assert not parity.as_promised({"case": "x-shards2", "error": "it did not start", "exact": False})
+
+
+@pytest.mark.parametrize("role", ["attention", "ffn"])
+@pytest.mark.parametrize(
+    ("case", "ran", "did_not"),
+    [
+        ("v2-eager-gate-ffn", ([3], [0]), ([0], [3])),
+        ("v2-graph-gate-ffn", ([3], [9]), ([12], [0])),
+        ("v2-graph-gate-ffn-nccl", ([3], [9]), ([], [])),
+        ("v2-eager-gate-ffn-dbo", ([3, 2], [0, 0]), ([3, 0], [0, 0])),
+        ("v2-graph-gate-ffn-dbo", ([3, 2], [9, 8]), ([3, 2], [9, 0])),
+        ("v2-graph-gate-ffn-nccl-dbo", ([3, 2], [9, 8]), ([3], [9])),
+    ],
+)
+def test_a_case_counts_only_if_both_devices_ran_steps_of_its_mode_and_stages(
+    role: str, case: str, ran: tuple[list[int], list[int]], did_not: tuple[list[int], list[int]]
+) -> None:
+    exact = {"largest_first_difference": 0.0, "equal_tokens": 90}
+    outcome = {"case": case, "agreements": [exact], "exact": True, "tolerance": 0.0, "tokens_wanted": 90}
+    outcome |= {"exit_codes": [{"a": 0}], **both(*ran)}
+    assert parity.as_promised(outcome)
+    assert not parity.as_promised({**outcome, role: counted(*did_not)})
+
+
+def test_a_native_engine_that_fails_leaves_the_cases_of_the_others_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [{"model": "deepseek-v2", "mode": "eager"}, {"model": "qwen3-moe", "mode": "eager"}]
+
+    def natives(_host: Any, _model: Path, name: str, *_: Any) -> list[Any]:
+        if name == "qwen3-moe":
+            raise ValueError("no such engine")
+        row = {"tokens": [1, 2], "logprobs": [[[1, -0.5]], [[2, -0.25]]]}
+        return [[row], [row], [row]]
+
+    def case(
+        _host: Any, _model: Path, case: parity.ParityCase, references: Mapping[Any, Any]
+    ) -> dict[str, Any]:
+        references[case.reference].result()
+        return {"case": case.name, "exact": True, "exit_codes": [{"a": 0}], **both([3], [0])}
+
+    monkeypatch.setattr("afd_plugin.demo.checkpoints.make", lambda name: tmp_path / name)
+    monkeypatch.setattr(parity, "_native_rows", natives)
+    monkeypatch.setattr(parity, "_case", case)
+    outcome = parity.parity(host(tmp_path, cases=cases))
+    served, failed = outcome["cases"]
+    assert served["exact"]
+    assert failed["error"] == "ValueError: no such engine"
+    assert list(outcome["native_against_itself"]) == ["deepseek-v2-eager"]
+    assert outcome["passed"] is False
 
 
 def test_layouts_without_a_common_world_are_among_the_cells() -> None:
