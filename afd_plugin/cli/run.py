@@ -14,7 +14,7 @@ from afd_plugin.cli.launch import attention_child, ffn_children, role_environmen
 from afd_plugin.cli.options import LaunchOptions
 from afd_plugin.connectors.extension import check_connector
 from afd_plugin.control.address import Address
-from afd_plugin.errors import ConfigRefused
+from afd_plugin.errors import AFDError, ConfigRefused, PeerFailure
 from afd_plugin.supervisor.ports import PortReservation, check_port_free, join_address
 from afd_plugin.supervisor.sink import LogSink
 from afd_plugin.supervisor.spec import ChildSpec, Outcome
@@ -28,7 +28,7 @@ _OnReady = Callable[[Mapping[str, Details]], str]
 
 
 def run_serve(options: LaunchOptions) -> int:
-    """Both roles on this host; returns the exit code."""
+    """Both roles on this host; returns the exit code, which never lays the blame on another launcher's role."""
     _check_host(options)
     _check_http_port(options)
     share = _share(options)
@@ -53,7 +53,8 @@ def run_serve(options: LaunchOptions) -> int:
             *ffn_children(options, ffn_env, share, master.port),
             attention_child(options, attention_env, share),
         ]
-        return _supervise(options, children, lambda ready: _serving(options, ready))
+        code = _supervise(options, children, lambda ready: _serving(options, ready))
+    return AFDError.exit_code if code == PeerFailure.exit_code else code
 
 
 def run_attention(options: LaunchOptions) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,8 @@ from afd_plugin.cli.options import LaunchOptions
 from afd_plugin.cli.run import run_attention, run_ffn, run_serve
 from afd_plugin.config import AFDConfig, LinkSettings, Role
 from afd_plugin.errors import ConfigRefused
+from afd_plugin.supervisor.ports import PortReservation, join_address
+from afd_plugin.supervisor.spec import Outcome
 from afd_plugin.topology import Topology
 
 LINK = LinkSettings(listen="127.0.0.1:4000", token="secret")
@@ -173,6 +177,22 @@ def test_a_restart_window_gives_the_only_ffn_child_a_policy_and_steps_a_longer_b
     (never,) = ffn_children(options(), LINK.to_env(), None, master_port=4001)
     assert never.restart is None
     assert "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS" not in role_environment(options(), {}, LINK, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "returned"),
+    [(run_serve, code, 1 if code == 3 else code) for code in range(5)]
+    + [(run_attention, 3, 3), (run_ffn, 3, 3)],
+)
+def test_only_a_launcher_of_one_role_returns_that_the_other_was_lost(
+    run: Callable[[LaunchOptions], int], code: int, returned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = SimpleNamespace(run=lambda: Outcome(code))
+    monkeypatch.setattr("afd_plugin.cli.run.Supervisor", lambda *_: ended)
+    with PortReservation() as control, PortReservation() as http:
+        listen = join_address(control.host, control.port)
+        port = http.port
+    assert run(replace(options(), port=port, link=replace(LINK, listen=listen))) == returned
 
 
 @pytest.mark.parametrize(
